@@ -1,0 +1,46 @@
+"""Settings that every test shares. Knows no package of the product."""
+
+import hypothesis
+import pytest
+
+THOROUGH_FACTOR = 10
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--thorough",
+        action="store_true",
+        help=f"give property tests {THOROUGH_FACTOR} times their examples",
+    )
+
+
+def pytest_configure() -> None:
+    """Derandomised and untimed, so that a failure on one machine is a failure on all."""
+    hypothesis.settings.register_profile(
+        "ci",
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+    hypothesis.settings.load_profile("ci")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--thorough"):
+        return
+    # Several items share one owner: each parameter set of a test is an item.
+    owners = {id(owner): (owner, name) for owner, name in map(_settings_home, items) if name}
+    for owner, name in owners.values():
+        settings = getattr(owner, name)
+        setattr(owner, name, hypothesis.settings(settings, max_examples=THOROUGH_FACTOR * settings.max_examples))
+
+
+def _settings_home(item: pytest.Item) -> tuple[object, str]:
+    """Which attribute of which object holds a test's hypothesis settings; no name where it has none."""
+    machine = getattr(item, "cls", None)
+    if isinstance(getattr(machine, "settings", None), hypothesis.settings):
+        return machine, "settings"
+    test = getattr(item, "obj", None)
+    test = getattr(test, "__func__", test)
+    name = "_hypothesis_internal_use_settings"  # hypothesis's own pytest plugin reads the same
+    return test, name if hasattr(test, name) else ""
