@@ -1,0 +1,1 @@
+"""Types that cross a boundary, errors, ports, clock and stages; knows no other package."""

@@ -1,0 +1,136 @@
+"""The configuration tree: one frozen section per package. Owns defaults and checks; reads no file."""
+
+import math
+from typing import Any
+
+from msgspec import Struct, field
+
+from headrace.core.errors import InvalidInput
+from headrace.core.request import Tier
+
+
+class CostProfile(Struct, frozen=True, forbid_unknown_fields=True):
+    """step time = c0 + c_in·prefill tokens + c_out·decode rows + c_kv·KV tokens + c_att·Σ(chunk × context)."""
+
+    c0_s: float = 5e-3
+    c_in_s: float = 2e-5
+    c_out_s: float = 3e-5
+    c_kv_s: float = 2e-8
+    c_att_s: float = 2e-10
+
+    def coefficients(self) -> tuple[float, float, float, float, float]:
+        return (self.c0_s, self.c_in_s, self.c_out_s, self.c_kv_s, self.c_att_s)
+
+
+class TierTargets(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a tier is promised unless its request asks for something else."""
+
+    ttft_s: float
+    itl_s: float
+
+
+def _tier_targets() -> dict[str, TierTargets]:
+    return {
+        "enterprise": TierTargets(1.0, 0.050),
+        "plus": TierTargets(2.0, 0.075),
+        "free": TierTargets(5.0, 0.150),
+        "batch": TierTargets(60.0, 0.500),
+    }
+
+
+class TenantConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Soft caps (None: no cap) and reservations of one tenant in one engine."""
+
+    name: str
+    weight: float = 1.0
+    tier: str = "plus"
+    max_slots: int | None = None
+    max_blocks: int | None = None
+    reserved_slots: int = 0
+    reserved_blocks: int = 0
+
+
+class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Sizes come from the model and the device; the rest are promises, not tuning knobs."""
+
+    slots: int = 32
+    blocks: int = 4096
+    block_size: int = 16
+    context_len: int = 8192
+    vocab_size: int = 32000
+    eos_ids: tuple[int, ...] = (0,)
+    # Most tokens a runner can take in one step (its workspace), decode rows included.
+    max_step_tokens: int = 8192
+    # No plan is predicted to take longer than this.
+    max_step_s: float = 0.5
+    # A waiting sequence of any tier counts as the highest tier after this long.
+    ageing_s: float = 10.0
+    # The queue holds at most this many seconds of work, each tenant its share of them.
+    max_queue_s: float = 30.0
+    max_waiting: int = 200_000
+    queue_timeout_s: float = 120.0
+    # Share of all blocks that guaranteed reservations may take.
+    guaranteed_share: float = 0.8
+    prefix_cache: bool = True
+    profile: CostProfile = CostProfile()
+    targets: dict[str, TierTargets] = field(default_factory=_tier_targets)
+    tenants: tuple[TenantConfig, ...] = ()
+
+
+class Config(Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole tree. A section is added with the package that reads it."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+
+_POSITIVE_INTS = ("slots", "blocks", "block_size", "context_len", "vocab_size", "max_step_tokens", "max_waiting")
+_POSITIVE_SECONDS = ("max_step_s", "ageing_s", "max_queue_s", "queue_timeout_s")
+
+
+def check_engine(config: EngineConfig) -> None:
+    """Refuse a tree that no engine could run, naming the field."""
+    for name in _POSITIVE_INTS:
+        _check_number(f"engine.{name}", getattr(config, name), 1, 2**31 - 1)
+    for name in _POSITIVE_SECONDS:
+        _check_number(f"engine.{name}", getattr(config, name), 1e-6, 1e7)
+    _check_number("engine.guaranteed_share", config.guaranteed_share, 0.0, 1.0)
+    if config.max_step_tokens < config.slots:
+        raise InvalidInput("engine.max_step_tokens must be at least engine.slots", param="engine.max_step_tokens")
+    check_profile(config.profile, "engine.profile")
+    for tier in Tier:
+        if tier.name.lower() not in config.targets:
+            raise InvalidInput(f"engine.targets lacks {tier.name.lower()}", param="engine.targets")
+    for name, target in config.targets.items():
+        if name.upper() not in Tier.__members__:
+            raise InvalidInput(f"engine.targets names no tier: {name}", param="engine.targets")
+        _check_number(f"engine.targets.{name}.ttft_s", target.ttft_s, 1e-6, 1e7)
+        _check_number(f"engine.targets.{name}.itl_s", target.itl_s, 1e-6, 1e7)
+    for tenant in config.tenants:
+        _check_tenant(tenant)
+    if sum(tenant.reserved_slots for tenant in config.tenants) > config.slots:
+        raise InvalidInput("reserved_slots of all tenants exceed engine.slots", param="engine.tenants")
+    if sum(tenant.reserved_blocks for tenant in config.tenants) > config.blocks:
+        raise InvalidInput("reserved_blocks of all tenants exceed engine.blocks", param="engine.tenants")
+
+
+def check_profile(profile: CostProfile, where: str = "profile") -> None:
+    for name in profile.__struct_fields__:
+        _check_number(f"{where}.{name}", getattr(profile, name), 0.0, 1e6)
+    if profile.c0_s + profile.c_out_s <= 0.0:
+        raise InvalidInput(f"{where}: a step must take some time (c0_s or c_out_s)", param=f"{where}.c0_s")
+
+
+def _check_tenant(tenant: TenantConfig) -> None:
+    where = f"tenant {tenant.name}"
+    _check_number(f"{where}: weight", tenant.weight, 1e-6, 1e6)
+    if tenant.tier.upper() not in Tier.__members__:
+        raise InvalidInput(f"{where}: tier must be one of batch, free, plus, enterprise", param="tier")
+    for name in ("max_slots", "max_blocks", "reserved_slots", "reserved_blocks"):
+        value = getattr(tenant, name)
+        if value is not None:
+            _check_number(f"{where}: {name}", value, 0, 2**31 - 1)
+
+
+def _check_number(name: str, value: Any, low: float, high: float) -> None:
+    if not math.isfinite(value) or not low <= value <= high:
+        raise InvalidInput(f"{name} must be a number from {low:g} to {high:g}", param=name)

@@ -1,0 +1,81 @@
+"""The one error tree. Owns codes, statuses and what may be retried; knows no protocol.
+
+HeadraceError
+├── InvalidInput              400  the caller's fault; `param` names the field
+│   └── ContextLengthExceeded 400  prompt, or prompt plus output, longer than the context
+├── NotFound                  404  no such request, model, stream
+├── Refused                   503  not now: `retry_after_s` says when
+│   ├── QueueFull             503  the queue already holds its bound in seconds of work
+│   └── DeadlineUnmeetable    503  the wait alone would pass the deadline
+├── TimedOut                  504  queued or running past its limit
+├── RowFailed                 500  one row of a step failed; the others did not
+└── RunnerFailed              500  the device or its process is gone
+    └── MemoryCorrupted       500  a KV cell was read unwritten, read freed, or written twice
+"""
+
+
+class HeadraceError(Exception):
+    """Base of everything a caller may see. `message` is safe to show to a client."""
+
+    code = "internal_error"
+    status = 500
+    retryable = False
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidInput(HeadraceError):
+    code = "invalid_request"
+    status = 400
+
+
+class ContextLengthExceeded(InvalidInput):
+    code = "context_length_exceeded"
+
+
+class NotFound(HeadraceError):
+    code = "not_found"
+    status = 404
+
+
+class Refused(HeadraceError):
+    """Refused before any compute; the same request may succeed after `retry_after_s`."""
+
+    code = "overloaded"
+    status = 503
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after_s: float, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.retry_after_s = retry_after_s
+
+
+class QueueFull(Refused):
+    code = "queue_full"
+
+
+class DeadlineUnmeetable(Refused):
+    code = "deadline_unmeetable"
+
+
+class TimedOut(HeadraceError):
+    code = "timed_out"
+    status = 504
+    retryable = True
+
+
+class RowFailed(HeadraceError):
+    code = "row_failed"
+
+
+class RunnerFailed(HeadraceError):
+    code = "runner_failed"
+    retryable = True
+
+
+class MemoryCorrupted(RunnerFailed):
+    code = "memory_corrupted"
+    retryable = False

@@ -1,0 +1,117 @@
+"""What a client asked of the engine, and the checks that need no engine to make.
+
+Owns the request and its sampling parameters. Knows ids, never text.
+"""
+
+import math
+from enum import IntEnum
+
+from msgspec import Struct
+
+from headrace.core.errors import InvalidInput
+
+MAX_STOP_IDS = 64
+MAX_LOGPROBS = 32
+MAX_LOGIT_BIAS = 1024
+
+
+class Tier(IntEnum):
+    """Order of service before fairness. A request may ask for a lower tier than its tenant's."""
+
+    BATCH = 0
+    FREE = 1
+    PLUS = 2
+    ENTERPRISE = 3
+
+
+class Admission(IntEnum):
+    """How memory is promised: `GUARANTEED` reserves its expected output, `ELASTIC` may be preempted."""
+
+    ELASTIC = 0
+    GUARANTEED = 1
+
+
+class SamplingParams(Struct, frozen=True):
+    """How the next token is chosen. The random number is a function of (seed, choice, position) alone."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+    logprobs: int = 0
+    min_tokens: int = 0
+    stop_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    # The row waits for a mask before it is sampled (grammar, allowed ids).
+    masked: bool = False
+
+
+class Request(Struct, frozen=True):
+    """One generation to run: `n = 3` is three of these that differ in `choice`.
+
+    `replay_ids` are tokens already delivered by a lost worker: generation goes on after them.
+    `prefix_root` and `block_hashes` (see `core.hashing`) are made where the prompt is tokenised;
+    an empty root means that this request neither reads nor feeds the prefix cache.
+    """
+
+    request_id: str
+    tenant: str
+    prompt_ids: tuple[int, ...]
+    max_tokens: int | None = None
+    sampling: SamplingParams = SamplingParams()
+    choice: int = 0
+    tier: Tier = Tier.PLUS
+    admission: Admission = Admission.ELASTIC
+    ttft_target_s: float | None = None
+    itl_target_s: float | None = None
+    queue_timeout_s: float | None = None
+    deadline_s: float | None = None
+    replay_ids: tuple[int, ...] = ()
+    prefix_root: bytes = b""
+    block_hashes: tuple[bytes, ...] = ()
+
+
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("temperature", 0.0, 100.0),
+    ("top_p", 0.0, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("repetition_penalty", 1e-3, 1e3),
+    ("presence_penalty", -100.0, 100.0),
+    ("frequency_penalty", -100.0, 100.0),
+    ("top_k", 0, 2**31 - 1),
+    ("seed", -(2**63), 2**64 - 1),
+    ("logprobs", 0, MAX_LOGPROBS),
+    ("min_tokens", 0, 2**31 - 1),
+)
+
+
+def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
+    """Refuse numbers that are not finite or out of range, naming the field."""
+    for name, low, high in _RANGES:
+        value = getattr(sampling, name)
+        if not math.isfinite(value) or not low <= value <= high:
+            raise InvalidInput(f"{name} must be a number from {low:g} to {high:g}", param=name)
+    if len(sampling.stop_ids) > MAX_STOP_IDS:
+        raise InvalidInput(f"stop_ids holds more than {MAX_STOP_IDS} ids", param="stop_ids")
+    if any(not 0 <= token < vocab_size for token in sampling.stop_ids):
+        raise InvalidInput("stop_ids holds an id outside the vocabulary", param="stop_ids")
+    if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
+        raise InvalidInput(f"logit_bias holds more than {MAX_LOGIT_BIAS} ids", param="logit_bias")
+    for token, bias in sampling.logit_bias:
+        if not 0 <= token < vocab_size or not math.isfinite(bias):
+            raise InvalidInput(
+                "logit_bias holds an id outside the vocabulary or a bias that is not finite", param="logit_bias"
+            )
+
+
+def check_times(request: Request) -> None:
+    """Refuse targets and limits that are not positive, finite seconds."""
+    for name in ("ttft_target_s", "itl_target_s", "queue_timeout_s", "deadline_s"):
+        value = getattr(request, name)
+        if value is not None and not (math.isfinite(value) and 0.0 < value <= 1e6):
+            raise InvalidInput(f"{name} must be a positive number of seconds", param=name)

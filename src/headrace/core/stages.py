@@ -1,0 +1,47 @@
+"""The stages of a request's life. Owns their names and the clock that adds them up.
+
+At each instant exactly one stage owns a request, so the stages sum to wall time.
+"""
+
+from enum import StrEnum
+
+
+class Stage(StrEnum):
+    RECEIVE = "receive"
+    AUTHENTICATE = "authenticate"
+    ADMIT = "admit"
+    TOKENISE = "tokenise"
+    ROUTE = "route"
+    WAIT_CAPACITY = "wait:capacity"
+    WAIT_FAIRNESS = "wait:fairness"
+    WAIT_LINGER = "wait:linger"
+    PREFILL = "prefill"
+    PREFILL_OTHERS = "prefill:others"
+    DECODE = "decode"
+    PREEMPTED = "preempted"
+    TRANSFER = "transfer"
+    DETOKENISE = "detokenise"
+    SAFETY = "safety"
+    CLIENT = "client"
+
+
+class StageClock:
+    """Adds time to the stage that owns the request. Contiguous by construction: no gap, no overlap."""
+
+    __slots__ = ("_since_s", "_stage", "seconds")
+
+    def __init__(self, stage: Stage, now_s: float) -> None:
+        self._stage = stage
+        self._since_s = now_s
+        self.seconds: dict[Stage, float] = {}
+
+    def enter(self, stage: Stage, now_s: float) -> None:
+        """The present stage ends and `stage` begins at `now_s`; a clock that went back counts as still."""
+        now_s = max(now_s, self._since_s)
+        self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + now_s - self._since_s
+        self._stage = stage
+        self._since_s = now_s
+
+    def close(self, now_s: float) -> dict[Stage, float]:
+        self.enter(self._stage, now_s)
+        return dict(self.seconds)
