@@ -1,0 +1,185 @@
+"""Hands out what a step has left after its decode rows: running prefills and the line, in order.
+
+Owns admission to slots. Decides only who gets a chunk; moves are the state's, claims are memory's.
+"""
+
+from headrace.engine.draft import Chunk, Draft
+from headrace.engine.line import Lane
+from headrace.engine.memory import Memory
+from headrace.engine.sequence import Sequence
+from headrace.engine.state import State
+
+# Lanes whose head does not fit are passed, at most this many in a step; fewer when every slot is taken,
+# where only a right to somebody's slot can help.
+_MOST_PASSED = 32
+_MOST_PASSED_WHEN_FULL = 4
+
+
+class Allotment:
+    def __init__(self, state: State, memory: Memory) -> None:
+        self._state = state
+        self._memory = memory
+
+    def fill(self, draft: Draft) -> None:
+        """Hand out the step's time: reservations first, then running prefills and the line, by order."""
+        state = self._state
+        if state.tenants.reserving:
+            self._serve_reserved(draft)
+        running = self._prefills_in_order(draft) if state.prefilling else []
+        if state.line.count == 0 or (state.table.num_free == 0 and state.tenants.num_active == 1):
+            # Nobody waits, or nobody but those who hold every slot themselves.
+            for sequence in running:
+                self._advance(sequence, draft)
+            return
+        passed: list[Lane] = []
+        borrowers: list[Lane] = []
+        while True:
+            lane = self._next_lane(passed, borrowers)
+            head = self._state.line.head(lane) if lane is not None else None
+            if running and (head is None or lane is None or self._order(running[0]) <= self._lane_order(lane, head)):
+                self._advance(running.pop(0), draft)
+                continue
+            if lane is None or head is None or not self._room_to_start(head, draft):
+                break
+            if not self._admit(head, draft, lane):
+                if self._holds_line(head, draft.now_s):
+                    break
+                self._state.line.set_aside(lane)
+                passed.append(lane)
+        for sequence in running:
+            self._advance(sequence, draft)
+        if not passed and self._state.line.first() is None:
+            self._lend(borrowers, draft)
+        self._state.line.put_back(passed + borrowers)
+
+    def _serve_reserved(self, draft: Draft) -> None:
+        """Tenants below their reservation come before everyone."""
+        state = self._state
+        tenants = state.tenants
+        for tenant in tenants.reserving:
+            for lane in state.line.lanes_of(tenant) if tenants.num_waiting[tenant] else ():
+                while tenants.used_slots[tenant] < tenants.reserved_slots[tenant]:
+                    head = state.line.head(lane)
+                    if head is None or not self._room_to_start(head, draft) or not self._admit(head, draft, lane):
+                        break
+
+    def _prefills_in_order(self, draft: Draft) -> list[Sequence]:
+        state = self._state
+        chunked = {chunk.sequence.number for chunk in draft.chunks}
+        found = [sequence for number, sequence in state.prefilling.items() if number not in chunked]
+        found.sort(key=self._order)
+        return found
+
+    def _order(self, sequence: Sequence) -> tuple[int, float, float]:
+        return (-int(sequence.request.tier), float(self._state.tenants.level[sequence.tenant]), sequence.ttft_at_s)
+
+    def _lane_order(self, lane: Lane, head: Sequence) -> tuple[int, float, float]:
+        return (-lane.rank, float(self._state.tenants.level[lane.tenant]), head.ttft_at_s)
+
+    def _next_lane(self, passed: list[Lane], borrowers: list[Lane]) -> Lane | None:
+        """The first lane whose tenant is within its caps; the others are set aside to borrow, maybe."""
+        state = self._state
+        most = _MOST_PASSED if state.table.num_free else _MOST_PASSED_WHEN_FULL
+        if len(passed) >= most:
+            return None
+        while (lane := state.line.first()) is not None:
+            head = state.line.head(lane)
+            if head is not None and state.tenants.within_cap(lane.tenant, 1, state.blocks_for(head.num_tokens)):
+                return lane
+            state.line.set_aside(lane)
+            borrowers.append(lane)
+        return None
+
+    def _room_to_start(self, head: Sequence, draft: Draft) -> bool:
+        return draft.budget.chunk(0, head.num_tokens) > 0
+
+    def _holds_line(self, head: Sequence, now_s: float) -> bool:
+        """A sequence that has aged and still does not fit is passed no more: memory gathers for it."""
+        return not head.guaranteed and now_s - head.arrival_s >= self._state.config.ageing_s
+
+    def _admit(self, sequence: Sequence, draft: Draft, lane: Lane, *, borrowing: bool = False) -> bool:
+        """Give the waiting sequence a slot, blocks and a first chunk, if it may have them."""
+        state = self._state
+        if state.in_flight(sequence) or not self._may_have_slot(sequence, borrowing=borrowing):
+            return False
+        hits = state.find_hits(sequence)
+        if not self._has_blocks(sequence, hits, draft.now_s, borrowing=borrowing):
+            return False
+        if not self._slot_free(sequence) and not self._memory.claim_slot(sequence, draft.now_s):
+            return False
+        hits = state.find_hits(sequence)
+        computed = len(hits) * state.config.block_size
+        if not draft.budget.chunk(computed, sequence.num_tokens - computed):
+            return False
+        draft.begun.append(state.start(sequence, hits, draft.now_s))
+        draft.served.append(lane)
+        self._advance(sequence, draft)
+        return True
+
+    def _slot_free(self, sequence: Sequence) -> bool:
+        """Reserved slots of others are lent to elastic sequences only."""
+        state = self._state
+        kept = state.tenants.unused_slots(sequence.tenant) if sequence.guaranteed else 0
+        return state.table.num_free > kept
+
+    def _may_have_slot(self, sequence: Sequence, *, borrowing: bool) -> bool:
+        return self._slot_free(sequence) or (not borrowing and self._memory.may_claim_slot(sequence))
+
+    def _has_blocks(self, sequence: Sequence, hits: list[int], now_s: float, *, borrowing: bool) -> bool:
+        state = self._state
+        if sequence.guaranteed and not self._may_guarantee(sequence):
+            return False
+        need = state.blocks_for(sequence.num_tokens) - len(hits) + state.pool.num_idle(hits)
+        if not sequence.guaranteed:
+            need += self._watermark(sequence)
+        missing = need - state.pool.num_available
+        if missing <= 0:
+            return True
+        if borrowing or not self._memory.claim_blocks(sequence, missing, now_s):
+            return False
+        return need <= state.pool.num_available
+
+    def _may_guarantee(self, sequence: Sequence) -> bool:
+        """Guaranteed reservations have a bound; one that outgrew it alone may run alone."""
+        state = self._state
+        if state.guaranteed_blocks == 0:
+            return True
+        wanted = state.guaranteed_blocks + state.expected_blocks(sequence)
+        lendable = state.config.blocks - state.tenants.unused_blocks(sequence.tenant)
+        return wanted <= min(state.guarantee_limit(sequence.tenant), lendable)
+
+    def _watermark(self, sequence: Sequence) -> int:
+        """Blocks left free so that running rows can grow; more for one that was preempted before."""
+        state = self._state
+        running = state.table.num_running
+        if running == 0:
+            return 0
+        again = 0
+        if sequence.preemptions:
+            left = max(sequence.expected_output - len(sequence.outputs), float(state.config.block_size))
+            again = sequence.preemptions * state.blocks_for(int(left))
+        return min(running + again, state.config.blocks // 4 + 1)
+
+    def _lend(self, borrowers: list[Lane], draft: Draft) -> None:
+        """Nobody else waits: what is idle goes to tenants above their caps, until somebody does."""
+        state = self._state
+        for lane in borrowers:
+            while (head := state.line.head(lane)) is not None and not head.guaranteed:
+                if not self._room_to_start(head, draft) or not self._admit(head, draft, lane, borrowing=True):
+                    break
+
+    def _advance(self, sequence: Sequence, draft: Draft) -> None:
+        """Let a running sequence catch up by as much as the step allows."""
+        table = self._state.table
+        slot = sequence.slot
+        if slot < 0:
+            return
+        start = int(table.computed[slot])
+        pending = int(table.tokens[slot]) - start
+        count = draft.budget.chunk(start, pending)
+        if count:
+            seconds = draft.budget.take(start, count)
+            end = start + count
+            again = min(max(sequence.num_charged - start, 0), count)
+            prompt = max(0, min(end, sequence.num_prompt) - max(start, sequence.num_charged))
+            draft.chunks.append(Chunk(sequence, start, count, seconds, again, prompt))

@@ -1,0 +1,51 @@
+"""How long the next step may take, and what is left of it. Owns the rule of DESIGN: targets, never a constant."""
+
+from dataclasses import dataclass
+
+from headrace.engine.cost import CostModel
+
+# A newcomer waits for the step in flight: a step takes at most this part of the shortest TTFT target.
+_TTFT_PART = 0.2
+# A target below twice the smallest step cannot be kept by anybody; it would only stop all prefill.
+_LEAST_STEPS = 2.0
+
+
+def step_target_s(model: CostModel, itl_s: float, ttft_s: float, max_step_s: float) -> float:
+    """The longest step that keeps what is running (`itl_s`) and what will come (`ttft_s`) on target."""
+    least_s = _LEAST_STEPS * (model.c0_s + model.c_out_s)
+    return min(max(min(itl_s, _TTFT_PART * ttft_s), least_s), max_step_s)
+
+
+@dataclass(slots=True)
+class StepBudget:
+    """What a step may still take, in predicted seconds and in tokens."""
+
+    model: CostModel
+    target_s: float
+    predicted_s: float
+    tokens: int
+    # Smaller chunks are not worth a row, unless they are all that is left.
+    grain: int
+    limit_s: float
+    # When decode rows alone fill the target, one grain a step is still owed: prefill must not starve.
+    owed: bool = True
+
+    def chunk(self, start: int, pending: int) -> int:
+        """The most tokens a prefill row at `start` may compute in this step."""
+        room = min(pending, self.tokens)
+        if room <= 0:
+            return 0
+        count = min(room, self.model.chunk_for(start, self.target_s - self.predicted_s))
+        least = min(room, self.grain)
+        if count >= least:
+            return count
+        fits = self.predicted_s + self.model.chunk_s(start, least) <= self.limit_s
+        return least if self.owed and fits else 0
+
+    def take(self, start: int, count: int) -> float:
+        """Spend; returns the marginal seconds."""
+        seconds = self.model.chunk_s(start, count)
+        self.predicted_s += seconds
+        self.tokens -= count
+        self.owed = False
+        return seconds

@@ -1,0 +1,60 @@
+"""A plan in the making, and what the host remembers of a launched one. Data only."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.plan import IntArray, Plan, SlotStart
+from headrace.engine.budget import StepBudget
+from headrace.engine.line import Lane
+from headrace.engine.sequence import Sequence
+
+# Slot numbers as numpy indexes with them: twice as fast as int32.
+SlotArray = NDArray[np.intp]
+
+
+@dataclass(slots=True)
+class Chunk:
+    """A row that catches up by `count` tokens: `again` of them computed before, `prompt` new prompt tokens."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    seconds: float
+    again: int
+    prompt: int
+
+
+@dataclass(slots=True)
+class DecodeRows:
+    """Slots that compute the one token they sampled last."""
+
+    slots: SlotArray
+    starts: IntArray
+    kv_tokens: int
+
+
+@dataclass(slots=True)
+class Draft:
+    budget: StepBudget
+    now_s: float
+    chunks: list[Chunk] = field(default_factory=list)
+    begun: list[SlotStart] = field(default_factory=list)
+    served: list[Lane] = field(default_factory=list)
+    # (sequence, slot, block) of running rows that were given a block.
+    grown: list[tuple[Sequence, int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Flight:
+    """A launched plan; arrays have an entry per row."""
+
+    plan: Plan
+    slots: SlotArray
+    sequences: NDArray[np.object_]
+    generations: IntArray
+    charges: NDArray[np.floating]
+    # Row number of each chunk, beside it.
+    chunks: list[tuple[int, Chunk]]
+    samples_all: bool

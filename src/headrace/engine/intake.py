@@ -1,0 +1,147 @@
+"""What is refused at submission, before anything is allocated. Owns the queue's bound in seconds of work."""
+
+import math
+
+from headrace.core.errors import ContextLengthExceeded, DeadlineUnmeetable, InvalidInput, QueueFull
+from headrace.core.request import Admission, Request, check_sampling, check_times
+from headrace.engine.sequence import Sequence
+from headrace.engine.state import State
+
+
+class Intake:
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._next_number = 0
+        # Device-seconds per second of marginal work: what sharing c0 among rows comes to.
+        self.overhead = 1.0
+
+    def accept(self, request: Request, now_s: float) -> int:
+        """Check, bound and file a request; returns its sequence number."""
+        limit = self._check(request)
+        sequence = self._make(request, limit, now_s)
+        self._bound(sequence)
+        self._next_number += 1
+        self._state.accept(sequence, now_s)
+        return sequence.number
+
+    def _check(self, request: Request) -> int:
+        """Refuse what could never run; returns the most tokens the sequence may come to."""
+        config = self._state.config
+        num_prompt = len(request.prompt_ids)
+        if num_prompt == 0:
+            raise InvalidInput("the prompt is empty", param="prompt")
+        if num_prompt >= config.context_len:
+            raise ContextLengthExceeded(
+                f"the prompt has {num_prompt} tokens; the context holds {config.context_len}, one of them for output",
+                param="prompt",
+            )
+        _check_ids(request.prompt_ids, config.vocab_size, "prompt")
+        check_sampling(request.sampling, config.vocab_size)
+        check_times(request)
+        limit = self._limit(request)
+        if request.sampling.min_tokens > limit - num_prompt:
+            raise InvalidInput("min_tokens exceeds max_tokens", param="min_tokens")
+        _check_ids(request.replay_ids, config.vocab_size, "replay_ids")
+        if num_prompt + len(request.replay_ids) >= limit:
+            raise InvalidInput("replay_ids leave nothing to generate", param="replay_ids")
+        self._check_pool(request, limit)
+        return limit
+
+    def _limit(self, request: Request) -> int:
+        config = self._state.config
+        num_prompt = len(request.prompt_ids)
+        if request.max_tokens is None:
+            return max(num_prompt + 1, min(config.context_len, config.blocks * config.block_size))
+        if request.max_tokens < 1:
+            raise InvalidInput("max_tokens must be at least 1", param="max_tokens")
+        if num_prompt + request.max_tokens > config.context_len:
+            raise ContextLengthExceeded(
+                f"prompt ({num_prompt}) and max_tokens ({request.max_tokens}) exceed the context of {config.context_len}",
+                param="max_tokens",
+            )
+        return num_prompt + request.max_tokens
+
+    def _check_pool(self, request: Request, limit: int) -> None:
+        """The last token is never computed, so it needs no cell."""
+        config = self._state.config
+        need = self._state.blocks_for(limit - 1)
+        if need > config.blocks:
+            raise InvalidInput(
+                f"the request may need {need} KV blocks; this engine has {config.blocks}", param="max_tokens"
+            )
+        if request.admission is Admission.GUARANTEED:
+            self._check_guarantee(request)
+
+    def _check_guarantee(self, request: Request) -> None:
+        """What others have reserved is never lent to a guaranteed sequence."""
+        state = self._state
+        tenant = state.tenants.index(request.tenant)
+        known = len(request.prompt_ids) + len(request.replay_ids)
+        least = state.blocks_for(known + state.config.block_size)
+        slots, _ = state.tenants.reserved_by_others(tenant)
+        if least > state.guarantee_limit(tenant) or slots >= state.config.slots:
+            raise InvalidInput("more than may be guaranteed to this tenant is asked", param="admission")
+
+    def _make(self, request: Request, limit: int, now_s: float) -> Sequence:
+        state = self._state
+        tenant = state.tenants.index(request.tenant)
+        num_prompt = len(request.prompt_ids)
+        left = limit - num_prompt - len(request.replay_ids)
+        expected = min(state.estimates.expected(request.tenant, num_prompt), float(limit - num_prompt))
+        known = num_prompt + len(request.replay_ids)
+        output = max(1.0, min(expected - len(request.replay_ids), float(left)))
+        model = state.model
+        decode_s = output * (model.c_out_s + model.c_kv_s * (known + 0.5 * output))
+        work_s = self.overhead * (model.prompt_s(known) + decode_s)
+        sequence = Sequence(
+            number=self._next_number,
+            request=request,
+            tenant=tenant,
+            arrival_s=now_s,
+            ttft_at_s=0.0,
+            limit=limit,
+            expected_output=expected,
+            work_s=work_s,
+            outputs=list(request.replay_ids),
+        )
+        sequence.ttft_at_s = now_s + state.ttft_s(sequence)
+        return sequence
+
+    def _bound(self, sequence: Sequence) -> None:
+        """Each tenant may queue its share of the bound, so that a flood shuts out nobody but itself."""
+        state = self._state
+        config = state.config
+        wait_s = self.expected_wait_s(sequence.tenant)
+        if state.line.count >= config.max_waiting:
+            raise QueueFull("too many sequences wait", retry_after_s=max(1.0, wait_s))
+        if wait_s > config.max_queue_s:
+            raise QueueFull(
+                f"the queue already holds {wait_s:.1f} s of work for this tenant",
+                retry_after_s=max(0.1, wait_s - config.max_queue_s),
+            )
+        deadline_s = sequence.request.deadline_s
+        if deadline_s is not None:
+            late_s = wait_s + sequence.work_s - deadline_s
+            if late_s > 0.0:
+                raise DeadlineUnmeetable(
+                    f"the deadline of {deadline_s:g} s cannot be met; the wait alone is {wait_s:.1f} s",
+                    retry_after_s=max(0.1, late_s),
+                    param="deadline_s",
+                )
+
+    def expected_wait_s(self, tenant: int) -> float:
+        """How long newly queued work of this tenant would wait: its own backlog at its share of the device."""
+        state = self._state
+        own_s = state.tenants.waiting_s[tenant]
+        share = state.tenants.share(tenant) if own_s else 1.0
+        return min(state.queue_s, own_s / share)
+
+    def learn_overhead(self, predicted_s: float, marginal_s: float) -> None:
+        if marginal_s > 0.0 and math.isfinite(predicted_s):
+            ratio = min(predicted_s / marginal_s, 1e3)
+            self.overhead += 0.02 * (ratio - self.overhead)
+
+
+def _check_ids(ids: tuple[int, ...], vocab_size: int, param: str) -> None:
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        raise InvalidInput(f"{param} holds an id outside the vocabulary of {vocab_size}", param=param)

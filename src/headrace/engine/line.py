@@ -1,0 +1,201 @@
+"""The waiting line: who is next. Owns order and ageing; knows neither slots nor memory.
+
+A lane holds one tenant's waiting sequences of one tier. Lanes are served by tier, an aged lane as the
+highest; within a tier by least weighted service. Within a lane: earliest TTFT deadline, then arrival;
+an aged lane serves its oldest. Cost does not depend on how many wait: entries are dropped lazily.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+from headrace.core.request import Tier
+from headrace.engine.sequence import Phase, Sequence
+from headrace.engine.tenants import TenantTable
+
+_TOP = int(max(Tier))
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    key: int
+    tier: int
+    tenant: int
+    count: int = 0
+    aged: bool = False
+    # Time in which this lane itself was being admitted from (see WaitingLine.clocks).
+    served_s: float = 0.0
+    # Level of the one valid entry in the order; NaN when out of it.
+    entry: float = float("nan")
+    by_deadline: list[tuple[float, float, int, int, Sequence]] = field(default_factory=list)
+    by_arrival: deque[tuple[int, Sequence]] = field(default_factory=deque)
+
+    @property
+    def rank(self) -> int:
+        return _TOP if self.aged else self.tier
+
+
+class WaitingLine:
+    def __init__(self, tenants: TenantTable, ageing_s: float) -> None:
+        self._tenants = tenants
+        self._ageing_s = ageing_s
+        self._lanes: dict[tuple[int, int], Lane] = {}
+        self._orders: list[list[tuple[float, float, int, Lane]]] = [[] for _ in Tier]
+        self._ageing: list[tuple[float, int, Lane]] = []
+        self._tickets = 0
+        self.count = 0
+        # Time during which nobody could be admitted, and during which somebody was.
+        self._stuck_s = 0.0
+        self._moving_s = 0.0
+        self._aged_before_s = 0.0
+
+    def add(self, sequence: Sequence, *, front: bool = False) -> None:
+        """File a waiting sequence; `front` for one that was running before."""
+        lane = self._lane(int(sequence.request.tier), sequence.tenant)
+        self._tickets += 1
+        sequence.ticket = self._tickets
+        heappush(
+            lane.by_deadline,
+            (sequence.ttft_at_s, sequence.arrival_s, sequence.number, sequence.ticket, sequence),
+        )
+        if front:
+            lane.by_arrival.appendleft((sequence.ticket, sequence))
+        else:
+            lane.by_arrival.append((sequence.ticket, sequence))
+        lane.count += 1
+        self.count += 1
+        self._tenants.num_waiting[sequence.tenant] += 1
+        sequence.clocks = self.clocks(lane)
+        if lane.count == 1 or front:
+            heappush(self._ageing, (sequence.arrival_s + self._ageing_s, lane.key, lane))
+        if lane.count == 1:
+            self._file(lane, sequence.arrival_s)
+
+    def remove(self, sequence: Sequence) -> Lane:
+        """Take a waiting sequence out, wherever it stands."""
+        lane = self._lane(int(sequence.request.tier), sequence.tenant)
+        sequence.ticket = 0
+        lane.count -= 1
+        self.count -= 1
+        self._tenants.num_waiting[sequence.tenant] -= 1
+        if lane.aged:
+            self._unage(lane)
+        if 2 * lane.count + 64 < len(lane.by_deadline):
+            self._compact(lane)
+        return lane
+
+    def age(self, now_s: float) -> None:
+        """Raise the lanes whose oldest has waited long enough."""
+        self._aged_before_s = now_s - self._ageing_s
+        while self._ageing and self._ageing[0][0] <= now_s:
+            _, _, lane = heappop(self._ageing)
+            oldest = self._oldest(lane)
+            if oldest is None or lane.aged:
+                continue
+            if oldest.arrival_s > self._aged_before_s:
+                heappush(self._ageing, (oldest.arrival_s + self._ageing_s, lane.key, lane))
+                continue
+            lane.aged = True
+            self._file(lane, oldest.arrival_s)
+
+    def first(self) -> Lane | None:
+        """The lane to serve next; stays in the order until `set_aside`."""
+        level = self._tenants.level
+        for rank in range(_TOP, -1, -1):
+            order = self._orders[rank]
+            while order:
+                entry, arrival_s, key, lane = order[0]
+                current = float(level[lane.tenant])
+                if lane.count == 0 or lane.rank != rank or entry != lane.entry:
+                    heappop(order)
+                    if lane.count == 0 and entry == lane.entry:
+                        lane.entry = float("nan")
+                elif current != entry:
+                    heappop(order)
+                    lane.entry = current
+                    heappush(order, (current, arrival_s, key, lane))
+                else:
+                    return lane
+        return None
+
+    def set_aside(self, lane: Lane) -> None:
+        """Take the lane that `first` gave out of the order until `put_back`."""
+        heappop(self._orders[lane.rank])
+        lane.entry = float("nan")
+
+    def put_back(self, lanes: list[Lane]) -> None:
+        for lane in lanes:
+            if lane.count:
+                head = self.head(lane)
+                self._file(lane, head.arrival_s if head else 0.0)
+
+    def refunded(self, tenant: int) -> None:
+        """A level fell: entries above it are filed anew, since order is mended upwards only."""
+        for tier in Tier:
+            lane = self._lanes.get((int(tier), tenant))
+            if lane is not None and lane.count and lane.entry == lane.entry:
+                self._file(lane, 0.0)
+
+    def head(self, lane: Lane) -> Sequence | None:
+        """Who of the lane is next."""
+        if lane.aged:
+            return self._oldest(lane)
+        heap = lane.by_deadline
+        while heap:
+            sequence = heap[0][4]
+            if sequence.ticket == heap[0][3] and sequence.phase is Phase.WAITING:
+                return sequence
+            heappop(heap)
+        return None
+
+    def lanes_of(self, tenant: int) -> list[Lane]:
+        """The tenant's lanes with anything waiting, highest tier first."""
+        found = (self._lanes.get((int(tier), tenant)) for tier in reversed(Tier))
+        return [lane for lane in found if lane is not None and lane.count]
+
+    def clocks(self, lane: Lane) -> tuple[float, float]:
+        """Cumulative seconds a waiter of this lane waited for (capacity, fairness)."""
+        return self._stuck_s + lane.served_s, self._moving_s - lane.served_s
+
+    def pass_time(self, seconds: float, served: list[Lane]) -> None:
+        """`seconds` passed since the last plan; that plan admitted from `served`."""
+        if not served:
+            self._stuck_s += seconds
+            return
+        self._moving_s += seconds
+        for lane in served:
+            lane.served_s += seconds
+
+    def _lane(self, tier: int, tenant: int) -> Lane:
+        lane = self._lanes.get((tier, tenant))
+        if lane is None:
+            lane = self._lanes[(tier, tenant)] = Lane(len(self._lanes), tier, tenant)
+        return lane
+
+    def _file(self, lane: Lane, arrival_s: float) -> None:
+        lane.entry = float(self._tenants.level[lane.tenant])
+        heappush(self._orders[lane.rank], (lane.entry, arrival_s, lane.key, lane))
+
+    def _unage(self, lane: Lane) -> None:
+        """The oldest may have left: the next one keeps the lane up only if it has aged too."""
+        oldest = self._oldest(lane)
+        lane.aged = oldest is not None and oldest.arrival_s <= self._aged_before_s
+        if oldest is not None and not lane.aged:
+            heappush(self._ageing, (oldest.arrival_s + self._ageing_s, lane.key, lane))
+            if lane.entry == lane.entry:
+                self._file(lane, oldest.arrival_s)
+
+    def _oldest(self, lane: Lane) -> Sequence | None:
+        queue = lane.by_arrival
+        while queue:
+            ticket, sequence = queue[0]
+            if sequence.ticket == ticket:
+                return sequence
+            queue.popleft()
+        return None
+
+    def _compact(self, lane: Lane) -> None:
+        """Drop entries of those who left, so that memory follows the number waiting."""
+        lane.by_deadline = [entry for entry in lane.by_deadline if entry[4].ticket == entry[3]]
+        heapify(lane.by_deadline)
+        lane.by_arrival = deque(entry for entry in lane.by_arrival if entry[1].ticket == entry[0])

@@ -1,0 +1,240 @@
+"""The engine: keeps `runner.depth` plans in flight and turns results into frames.
+
+Owns the order of launches. `begin` and `end` are one iteration split where a simulator's time passes;
+a worker calls `turn`. Forward pass and sampling are two launches, so that masks which need the last
+step's tokens are made while the device computes.
+"""
+
+from collections import deque
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from headrace.core.config import EngineConfig, check_engine
+from headrace.core.errors import NotFound
+from headrace.core.event import Counter, Outcome, StepFrame
+from headrace.core.plan import Masks, Plan
+from headrace.core.ports import MaskSource, Runner
+from headrace.core.request import Request
+from headrace.engine.checks import check_state
+from headrace.engine.draft import Flight
+from headrace.engine.intake import Intake
+from headrace.engine.outcome import Applier
+from headrace.engine.scheduler import Scheduler
+from headrace.engine.sequence import Phase, Sequence
+from headrace.engine.state import State
+
+
+class EngineLoad(Struct, frozen=True):
+    """What a router needs to know. Seconds are predicted device time."""
+
+    queue_s: float
+    running_s: float
+    waiting: int
+    running: int
+    free_slots: int
+    free_blocks: int
+    used_blocks: int
+    total_blocks: int
+
+
+class Engine:
+    def __init__(self, config: EngineConfig, runner: Runner, masks: MaskSource | None = None) -> None:
+        check_engine(config)
+        self._runner = runner
+        self._masks = masks
+        self._state = State(config)
+        self._intake = Intake(self._state)
+        self._scheduler = Scheduler(self._state, self._intake)
+        self._applier = Applier(self._state)
+        self._flights: deque[Flight] = deque()
+        self._unsampled: Flight | None = None
+
+    # What a gateway asks
+
+    def submit(self, request: Request, now_s: float) -> int:
+        """Queue a request; returns its sequence number. Raises InvalidInput or Refused, nothing kept."""
+        return self._intake.accept(request, now_s)
+
+    def abort(self, number: int, now_s: float, *, used_tokens: int | None = None) -> bool:
+        """End a sequence now, wherever it is. Tokens past `used_tokens` count as overrun, not as emitted."""
+        sequence = self._state.live.get(number)
+        if sequence is None:
+            return False
+        if used_tokens is not None:
+            self._count_overrun(sequence, used_tokens)
+        self._state.end(sequence, Outcome.ABORTED, "aborted", now_s)
+        return True
+
+    def withdraw(self, number: int, now_s: float) -> bool:
+        """Take back a sequence that has not started, to place it elsewhere."""
+        sequence = self._state.live.get(number)
+        if sequence is None or sequence.started or sequence.phase is not Phase.WAITING:
+            return False
+        self._state.end(sequence, Outcome.ABORTED, "withdrawn", now_s)
+        return True
+
+    def pause(self, number: int, now_s: float) -> bool:
+        """Stop generating until `resume`; the slot goes to others."""
+        sequence = self._state.live.get(number)
+        if sequence is None or sequence.phase not in (Phase.RUNNING, Phase.WAITING):
+            return False
+        self._state.pause(sequence, now_s)
+        return True
+
+    def resume(self, number: int, now_s: float) -> bool:
+        sequence = self._state.live.get(number)
+        if sequence is None or sequence.phase is not Phase.PAUSED:
+            return False
+        self._state.resume(sequence, now_s)
+        return True
+
+    def observe_service(self, tenant: str, seconds: float) -> None:
+        """Device-seconds a tenant was given on other replicas; they count here too."""
+        tenants = self._state.tenants
+        tenants.charge_one(tenants.index(tenant), seconds)
+
+    def clear_prefix_cache(self) -> int:
+        """Forget every published prefix: a salt was rotated. Returns how many blocks were forgotten."""
+        return self._state.pool.clear_cache()
+
+    # The loop
+
+    def turn(self, now_s: float) -> StepFrame:
+        """One iteration: fill the pipeline, then wait for the oldest plan."""
+        while self.begin(now_s):
+            pass
+        return self.end(now_s) if self._flights else self.take_events(now_s)
+
+    def begin(self, now_s: float) -> bool:
+        """Plan and launch one step if the pipeline has room. False when full or nothing can run."""
+        if len(self._flights) >= self._runner.depth:
+            return False
+        flight = self._scheduler.schedule(now_s)
+        if flight is None:
+            return False
+        self._runner.launch(flight.plan)
+        self._flights.append(flight)
+        if not len(flight.plan.masked_rows):
+            self._runner.sample(flight.plan.step, None)
+        else:
+            self._unsampled = flight
+            self._sample_if_known()
+        return True
+
+    def end(self, now_s: float) -> StepFrame:
+        """Wait for the oldest plan, apply it, launch the sampling that waited for its tokens."""
+        flight = self._flights.popleft()
+        result = self._runner.collect()
+        frame = self._applier.apply(flight, result, now_s)
+        if self._masks is not None:
+            self._advance_masks(frame)
+        self._sample_if_known()
+        return self._with_ended(frame)
+
+    def take_events(self, now_s: float) -> StepFrame:
+        """Ends that no step brought: aborts, timeouts."""
+        self._state.expire(now_s)
+        return self._with_ended(StepFrame(-1))
+
+    def _sample_if_known(self) -> None:
+        """Masks can be made once every earlier plan is applied."""
+        flight = self._unsampled
+        if flight is None or self._flights[0] is not flight:
+            return
+        self._unsampled = None
+        self._runner.sample(flight.plan.step, self._make_masks(flight))
+
+    def _make_masks(self, flight: Flight) -> Masks:
+        rows = flight.plan.masked_rows.tolist()
+        alive = [row for row in rows if flight.sequences[row].phase is not Phase.ENDED]
+        if self._masks is None or not alive:
+            return Masks(np.zeros(0, np.int32), np.zeros((0, 0), np.uint32))
+        return self._masks.masks(alive, [flight.sequences[row].number for row in alive])
+
+    def _advance_masks(self, frame: StepFrame) -> None:
+        assert self._masks is not None
+        if not self._state.num_masked_live:
+            return
+        live = self._state.live
+        for number, token in zip(frame.numbers.tolist(), frame.tokens.tolist(), strict=True):
+            if number in live and live[number].request.sampling.masked:
+                self._masks.advance(number, token)
+
+    def _with_ended(self, frame: StepFrame) -> StepFrame:
+        ended = self._state.ended
+        if not ended:
+            return frame
+        self._state.ended = []
+        return replace(frame, ended=tuple(ended))
+
+    def _count_overrun(self, sequence: Sequence, used_tokens: int) -> None:
+        table = self._state.table
+        counters = table.counters[sequence.slot] if sequence.slot >= 0 else sequence.counters
+        overrun = max(0, int(counters[Counter.EMITTED]) - used_tokens)
+        counters[Counter.EMITTED] -= overrun
+        counters[Counter.OVERRUN] += overrun
+
+    # What others may see
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flights)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to plan, nothing in flight, nothing to tell. Paused sequences do not count."""
+        state = self._state
+        return not (self._flights or state.line.count or state.table.num_running or state.ended)
+
+    @property
+    def next_expiry_s(self) -> float:
+        return self._state.next_expiry_s
+
+    @property
+    def last_plan(self) -> Plan | None:
+        return self._flights[-1].plan if self._flights else None
+
+    @property
+    def slot_numbers(self) -> NDArray[np.int64]:
+        """Sequence number per slot, -1 where idle: a view."""
+        return self._state.table.number
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._state.num_preemptions
+
+    @property
+    def num_guaranteed_preemptions(self) -> int:
+        return self._state.num_guaranteed_preemptions
+
+    def service_levels(self) -> dict[str, float]:
+        """Weighted device-seconds of every tenant seen."""
+        tenants = self._state.tenants
+        return dict(zip(tenants.names, tenants.level.tolist(), strict=False))
+
+    def load(self) -> EngineLoad:
+        state = self._state
+        return EngineLoad(
+            queue_s=state.queue_s,
+            running_s=0.5 * state.running_s,
+            waiting=state.line.count,
+            running=state.table.num_running,
+            free_slots=state.table.num_free,
+            free_blocks=state.pool.num_available,
+            used_blocks=state.pool.num_used,
+            total_blocks=state.pool.total,
+        )
+
+    def phase_of(self, number: int) -> Phase:
+        """Where a live sequence stands; NotFound once it has ended."""
+        sequence = self._state.live.get(number)
+        if sequence is None:
+            raise NotFound(f"no live sequence {number}")
+        return sequence.phase
+
+    def check(self) -> None:
+        """Prove every invariant of the state; AssertionError names the first that is broken."""
+        check_state(self._state)

@@ -1,0 +1,139 @@
+"""Applies the result of a step: tokens to sequences, ends, failures, published blocks, learned cost.
+
+The fast path touches whole rows at once; only rows whose occupant changed since the launch, chunks,
+ends and failures are looked at one by one. Knows no runner and no queue order.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.event import Counter, Outcome, StepFrame
+from headrace.core.plan import BoolArray, RowStatus, StepResult
+from headrace.engine.draft import Chunk, Flight
+from headrace.engine.sequence import Phase, Sequence
+from headrace.engine.slots import some
+from headrace.engine.state import State
+
+
+class Applier:
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def apply(self, flight: Flight, result: StepResult, now_s: float) -> StepFrame:
+        state = self._state
+        plan = flight.plan
+        assert result.step == plan.step, f"result of step {result.step} for plan {plan.step}"
+        state.model.observe(plan.work, result.elapsed_s)
+        state.step_applied(plan.step)
+        tokens = result.tokens
+        # One comparison for both bounds: a negative id is a huge one when unsigned.
+        sound = tokens.view(np.uint32) < state.config.vocab_size
+        if not flight.samples_all:
+            sound |= ~plan.samples
+        sound &= result.statuses == RowStatus.OK
+        live = state.table.generation[flight.slots] == flight.generations
+        for row, chunk in flight.chunks:
+            self._count_chunk(chunk, live=bool(live[row]), sound=bool(sound[row]), now_s=now_s)
+        good = live & sound
+        odd = some(~good)
+        if not flight.samples_all:
+            frame = self._emit(flight, good & plan.samples, result, now_s)
+        else:
+            frame = self._emit(flight, good if odd else None, result, now_s)
+        return self._apply_odd_rows(flight, result, frame, live, sound, now_s) if odd else frame
+
+    def _count_chunk(self, chunk: Chunk, *, live: bool, sound: bool, now_s: float) -> None:
+        """A chunk was computed: count it, and make its full blocks findable."""
+        sequence = chunk.sequence
+        if sequence.phase is Phase.ENDED:
+            return
+        counters = self._state.table.counters[sequence.slot] if live else sequence.counters
+        counters[Counter.RECOMPUTED] += chunk.again
+        counters[Counter.PROMPT_COMPUTED] += chunk.prompt
+        if sound and (live or sequence.phase is Phase.LEAVING):
+            sequence.num_applied = chunk.start + chunk.count
+            self._state.publish_prompt(sequence)
+            if sequence.num_applied >= sequence.num_tokens:
+                self._state.caught_up(sequence, now_s)
+
+    def _emit(self, flight: Flight, emitting: BoolArray | None, result: StepResult, now_s: float) -> StepFrame:
+        """The rows whose occupant is still there and whose token is good; None: all of them."""
+        state = self._state
+        table = state.table
+        slots, tokens, logprobs = flight.slots, result.tokens, result.logprobs
+        if emitting is not None:
+            slots, tokens = slots[emitting], tokens[emitting]
+            logprobs = logprobs[emitting] if logprobs is not None else None
+        if not len(slots):
+            return StepFrame(flight.plan.step)
+        numbers = table.number[slots]
+        indices, counters = table.append(slots, tokens)
+        stopped = table.stopped(slots, tokens)
+        if some(stopped):
+            stopped &= indices + 1 >= table.min_tokens[slots]
+            for slot in slots[stopped].tolist():
+                state.end(table.sequences[slot], Outcome.FINISHED, "stop", now_s)
+        return StepFrame(flight.plan.step, numbers, indices, tokens, counters, (), logprobs)
+
+    def _apply_odd_rows(
+        self, flight: Flight, result: StepResult, frame: StepFrame, live: BoolArray, sound: BoolArray, now_s: float
+    ) -> StepFrame:
+        """Rows that failed, and rows whose sequence has left its slot since the launch."""
+        state = self._state
+        late: list[tuple[Sequence, int, int]] = []
+        for row in np.flatnonzero(~(live & sound)).tolist():
+            sequence: Sequence = flight.sequences[row]
+            if sequence.phase is Phase.ENDED:
+                if sequence.finished:
+                    self._refund(sequence, float(flight.charges[row]))
+            elif not sound[row]:
+                status = int(result.statuses[row]) or RowStatus.OUT_OF_RANGE
+                name = RowStatus.NAMES[min(status, RowStatus.FAILED)]
+                state.end(sequence, Outcome.FAILED, name, now_s, f"the row failed: {name}")
+            elif flight.plan.samples[row]:
+                token = int(result.tokens[row])
+                late.append((sequence, row, token))
+                self._append_late(sequence, token, now_s)
+        return _extended(frame, late, result.logprobs) if late else frame
+
+    def _append_late(self, sequence: Sequence, token: int, now_s: float) -> None:
+        """The token of a sequence that ended by length or gave up its slot while it was computed."""
+        state = self._state
+        sequence.outputs.append(token)
+        sequence.counters[Counter.EMITTED] += 1
+        sampling = sequence.request.sampling
+        stops = sampling.stop_ids if sampling.ignore_eos else sampling.stop_ids + state.config.eos_ids
+        if token in stops and len(sequence.outputs) >= sampling.min_tokens:
+            state.end(sequence, Outcome.FINISHED, "stop", now_s)
+        elif sequence.num_tokens >= sequence.limit:
+            state.end(sequence, Outcome.FINISHED, "length", now_s)
+
+    def _refund(self, sequence: Sequence, seconds: float) -> None:
+        """A wasted row: computed for a sequence that had ended. Its token is dropped and not charged."""
+        tenants = self._state.tenants
+        tenants.charge_one(sequence.tenant, -seconds)
+        self._state.line.refunded(sequence.tenant)
+
+
+def _extended(
+    frame: StepFrame, late: list[tuple[Sequence, int, int]], logprobs: NDArray[np.float32] | None
+) -> StepFrame:
+    """The frame with the late rows after its own."""
+    numbers = np.array([sequence.number for sequence, _, _ in late], np.int64)
+    indices = np.array([len(sequence.outputs) - 1 for sequence, _, _ in late], np.int32)
+    tokens = np.array([token for _, _, token in late], np.int32)
+    counters = np.array([sequence.counters for sequence, _, _ in late], np.int32)
+    rows = [row for _, row, _ in late]
+    joined = None
+    if logprobs is not None:
+        own = frame.logprobs if frame.logprobs is not None else logprobs[:0]
+        joined = np.concatenate([own, logprobs[rows]])
+    return StepFrame(
+        frame.step,
+        np.concatenate([frame.numbers, numbers]),
+        np.concatenate([frame.indices, indices]),
+        np.concatenate([frame.tokens, tokens]),
+        np.concatenate([frame.counters, counters]),
+        (),
+        joined,
+    )

@@ -1,0 +1,224 @@
+"""Plans steps: which slots compute how many tokens. Pure: state in, plan out, no tensor, no clock.
+
+Every step: decode rows first, all of them; then prefill chunks of running and newly admitted sequences
+in order of service, as far as the step's time allows. There is no prefill mode and no decode mode.
+"""
+
+import numpy as np
+
+from headrace.core.plan import BoolArray, IntArray, Plan, Work, measure_work
+from headrace.engine.allotment import Allotment
+from headrace.engine.budget import StepBudget, step_target_s
+from headrace.engine.draft import Chunk, DecodeRows, Draft, Flight, SlotArray
+from headrace.engine.intake import Intake
+from headrace.engine.line import Lane
+from headrace.engine.memory import Memory
+from headrace.engine.sequence import Sequence
+from headrace.engine.slots import some
+from headrace.engine.state import State
+
+_NONE = np.zeros(0, np.int32)
+
+
+class Scheduler:
+    def __init__(self, state: State, intake: Intake) -> None:
+        self._state = state
+        self._intake = intake
+        self._memory = Memory(state)
+        self._allotment = Allotment(state, self._memory)
+        self._step = 0
+        self._last_s: float | None = None
+        self._last_served: list[Lane] = []
+        self._last_chunked: set[int] = set()
+        # Read-only rows of a pure decode plan.
+        self._ones = np.ones(state.config.slots, np.int32)
+        self._yes = np.ones(state.config.slots, np.bool_)
+
+    def schedule(self, now_s: float) -> Flight | None:
+        """The next step, or None when no row can run."""
+        state = self._state
+        self._pass_time(now_s)
+        state.expire(now_s)
+        state.planning_step = self._step
+        grown: list[tuple[Sequence, int, int]] = []
+        decode = self._decode_rows(now_s, grown)
+        draft = Draft(self._budget(decode), now_s, grown=grown)
+        if state.prefilling or state.line.count:
+            before = state.num_preemptions
+            self._allotment.fill(draft)
+            if state.num_preemptions != before:
+                decode = self._forget_preempted(decode, draft)
+        self._last_served = draft.served
+        self._last_chunked = {chunk.sequence.number for chunk in draft.chunks}
+        if not len(decode.slots) and not draft.chunks:
+            return None
+        return self._assemble(decode, draft)
+
+    def _pass_time(self, now_s: float) -> None:
+        """Tell the line and starved prefills what the time since the last plan was."""
+        state = self._state
+        if self._last_s is not None and now_s > self._last_s:
+            passed_s = now_s - self._last_s
+            if state.line.count:
+                state.line.pass_time(passed_s, self._last_served)
+            for sequence in state.prefilling.values():
+                if sequence.number not in self._last_chunked and sequence.since_s <= self._last_s:
+                    sequence.prefill_others_s += passed_s
+        self._last_s = now_s
+        if state.line.count:
+            state.line.age(now_s)
+
+    def _decode_rows(self, now_s: float, grown: list[tuple[Sequence, int, int]]) -> DecodeRows:
+        """Slots that have caught up and have a cell to write their next token to."""
+        table = self._state.table
+        slots = table.decoding.nonzero()[0]
+        starts = table.computed[slots]
+        short = starts >= table.grow_at[slots]
+        if some(short):
+            slots = self._grow(slots, slots[short].tolist(), now_s, grown)
+            starts = table.computed[slots]
+        return self._in_turn(DecodeRows(slots, starts, int(starts.dot(self._ones[: len(slots)])) + len(slots)))
+
+    def _grow(
+        self, slots: SlotArray, short: list[int], now_s: float, grown: list[tuple[Sequence, int, int]]
+    ) -> SlotArray:
+        """Give blocks to rows that need one, preempting where the pool is empty; guaranteed rows first."""
+        state = self._state
+        table = state.table
+        size = state.config.block_size
+        needy: list[Sequence] = [table.sequences[slot] for slot in short]
+        if state.pool.num_available >= len(needy):
+            grown.extend(zip(needy, short, state.grow(needy), strict=True))
+            return slots
+        needy.sort(key=lambda sequence: not sequence.guaranteed)
+        stalled: list[int] = []
+        before = state.num_preemptions
+        for sequence in needy:
+            slot = sequence.slot
+            if slot < 0:
+                continue
+            if self._memory.make_room_to_grow(sequence, now_s):
+                grown.append((sequence, slot, state.grow([sequence])[0]))
+            elif sequence.slot >= 0 and table.computed[slot] >= len(sequence.blocks) * size:
+                stalled.append(slot)
+        if state.num_preemptions != before:
+            slots = slots[table.decoding[slots]]
+        return slots[~np.isin(slots, stalled)] if stalled else slots
+
+    def _in_turn(self, rows: DecodeRows) -> DecodeRows:
+        """Where even the decode rows alone would pass the longest step, take turns."""
+        model = self._state.model
+        left_s = self._state.config.max_step_s - model.c0_s
+        if model.c_out_s * len(rows.slots) + model.c_kv_s * rows.kv_tokens <= left_s or len(rows.slots) < 2:
+            return rows
+        turn = -(self._step * 7919) % len(rows.slots)
+        slots = np.roll(rows.slots, turn)
+        costs = np.cumsum(model.c_out_s + model.c_kv_s * (np.roll(rows.starts, turn) + 1))
+        most = max(1, int(np.searchsorted(costs, left_s, side="right")))
+        return self._rows_of(np.sort(slots[:most]))
+
+    def _rows_of(self, slots: SlotArray) -> DecodeRows:
+        starts = self._state.table.computed[slots]
+        return DecodeRows(slots, starts, int(starts.sum()) + len(slots))
+
+    def _budget(self, decode: DecodeRows) -> StepBudget:
+        state = self._state
+        model = state.model
+        config = state.config
+        rows = len(decode.slots)
+        decode_s = model.c0_s + model.c_out_s * rows + model.c_kv_s * decode.kv_tokens
+        itl_s = state.table.shortest_itl_s() if rows else float("inf")
+        target_s = step_target_s(model, itl_s, state.shortest_ttft_s(), config.max_step_s)
+        limit_s = config.max_step_s if rows else float("inf")
+        return StepBudget(model, target_s, decode_s, config.max_step_tokens - rows, config.block_size, limit_s)
+
+    def _forget_preempted(self, decode: DecodeRows, draft: Draft) -> DecodeRows:
+        """Claims made while filling preempted rows that were already drafted."""
+        draft.chunks = [chunk for chunk in draft.chunks if chunk.sequence.slot >= 0]
+        return self._rows_of(decode.slots[self._state.table.decoding[decode.slots]])
+
+    def _assemble(self, decode: DecodeRows, draft: Draft) -> Flight:
+        state = self._state
+        chunks = draft.chunks
+        grown = draft.grown
+        if grown:
+            grown = [entry for entry in grown if entry[0].slot == entry[1] and entry[0].begun_step != self._step]
+        slots, starts, counts, samples, work = self._rows(decode, chunks)
+        freed = state.pool.take_freed()
+        plan = Plan(
+            step=self._step,
+            slots=slots.astype(np.int32),
+            starts=starts,
+            counts=counts,
+            samples=samples,
+            masked_rows=self._masked_rows(slots, samples),
+            begun=tuple(draft.begun),
+            grown_slots=np.array([slot for _, slot, _ in grown], np.int32) if grown else _NONE,
+            grown_blocks=np.array([block for _, _, block in grown], np.int32) if grown else _NONE,
+            freed_blocks=np.array(freed, np.int32) if freed else _NONE,
+            work=work,
+            predicted_s=state.model.predict(work),
+            budget_s=max(draft.budget.target_s, draft.budget.predicted_s),
+        )
+        flight = self._charged(plan, slots, chunks)
+        self._step += 1
+        self._commit(flight, draft.now_s)
+        return flight
+
+    def _rows(self, decode: DecodeRows, chunks: list[Chunk]) -> tuple[SlotArray, IntArray, IntArray, BoolArray, Work]:
+        """Slots, starts, counts and who samples: decode rows first, then chunks."""
+        num_decode = len(decode.slots)
+        if not chunks:
+            work = Work(0, num_decode, decode.kv_tokens, 0)
+            return decode.slots, decode.starts, self._ones[:num_decode], self._yes[:num_decode], work
+        extra = np.array([(chunk.sequence.slot, chunk.start, chunk.count) for chunk in chunks], np.int32)
+        slots = np.concatenate([decode.slots, extra[:, 0]])
+        starts = np.concatenate([decode.starts, extra[:, 1]])
+        counts = np.ones(len(slots), np.int32)
+        counts[num_decode:] = extra[:, 2]
+        samples = starts + counts == self._state.table.tokens[slots]
+        return slots, starts, counts, samples, measure_work(starts, counts)
+
+    def _masked_rows(self, slots: SlotArray, samples: BoolArray) -> IntArray:
+        table = self._state.table
+        if not table.num_masked:
+            return _NONE
+        return np.flatnonzero(table.masked[slots] & samples).astype(np.int32)
+
+    def _charged(self, plan: Plan, slots: SlotArray, chunks: list[Chunk]) -> Flight:
+        """Charge every row's tenant for its part of the predicted step, recomputation excepted."""
+        state = self._state
+        table = state.table
+        model = state.model
+        rows = list(enumerate(chunks, len(slots) - len(chunks)))
+        marginal_s = plan.predicted_s - model.c0_s
+        self._intake.learn_overhead(plan.predicted_s, marginal_s)
+        scale = plan.predicted_s / marginal_s if marginal_s > 0.0 else 0.0
+        charges = plan.starts * (model.c_kv_s * scale) + (model.c_out_s + model.c_kv_s) * scale
+        for row, chunk in rows:
+            charges[row] = chunk.seconds * scale * (1.0 - chunk.again / chunk.count)
+        state.tenants.charge(table.tenant[slots], charges)
+        samples_all = not chunks or b"\x00" not in plan.samples.tobytes()
+        return Flight(plan, slots, table.sequences[slots], table.generation[slots], charges, rows, samples_all)
+
+    def _commit(self, flight: Flight, now_s: float) -> None:
+        """The rows are launched: count their tokens; ends by length are known now."""
+        state = self._state
+        table = state.table
+        plan = flight.plan
+        slots = flight.slots
+        table.computed[slots] = plan.starts + plan.counts
+        tokens = table.tokens[slots] + plan.samples
+        table.tokens[slots] = tokens
+        table.last_step[slots] = plan.step
+        for row, chunk in flight.chunks:
+            sequence = chunk.sequence
+            sequence.num_charged = max(sequence.num_charged, chunk.start + chunk.count)
+            if plan.samples[row]:
+                del state.prefilling[sequence.number]
+                table.decoding[sequence.slot] = True
+                table.itl_changed = True
+        ending = tokens >= table.limit[slots]
+        if some(ending):
+            for sequence in flight.sequences[ending & plan.samples]:
+                state.finish_planned(sequence, now_s)

@@ -1,0 +1,84 @@
+"""One generation inside the engine: its ids, blocks, counters and where its time went.
+
+Owned by `State`, which alone moves a sequence between phases. Knows no queue and no plan.
+"""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from headrace.core.event import NUM_COUNTERS, Counters
+from headrace.core.request import Admission, Request
+
+
+class Phase(IntEnum):
+    WAITING = 0
+    RUNNING = 1
+    # Its last row is launched and its slot given on; only the result is missing.
+    LEAVING = 2
+    PAUSED = 3
+    ENDED = 4
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    number: int
+    request: Request
+    tenant: int
+    arrival_s: float
+    ttft_at_s: float
+    limit: int
+    expected_output: float
+    work_s: float
+    phase: Phase = Phase.WAITING
+    started: bool = False
+    slot: int = -1
+    # Where the waiting line filed it; an entry with another ticket is stale.
+    ticket: int = 0
+    outputs: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    # The chain over prompt and generated blocks, made when it last gave up its blocks.
+    hashes: list[bytes] = field(default_factory=list)
+    num_published: int = 0
+    # Tokens computed by applied steps while it catches up; meaningless once it decodes.
+    num_applied: int = 0
+    catching_up: bool = True
+    # Positions below this were computed and charged before.
+    num_charged: int = 0
+    reserved_blocks: int = 0
+    # The last launched plan that names it, up to date once it has left its slot.
+    last_step: int = -1
+    begun_step: int = -1
+    counters: list[int] = field(default_factory=lambda: [0] * NUM_COUNTERS)
+    preemptions: int = 0
+    # Not preempted again before it holds this many tokens.
+    safe_below: int = 0
+    finished: bool = False
+    since_s: float = 0.0
+    clocks: tuple[float, float] = (0.0, 0.0)
+    wait_capacity_s: float = 0.0
+    wait_fairness_s: float = 0.0
+    prefill_s: float = 0.0
+    prefill_others_s: float = 0.0
+    decode_s: float = 0.0
+    preempted_s: float = 0.0
+    paused_s: float = 0.0
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose ids the host knows."""
+        return len(self.request.prompt_ids) + len(self.outputs)
+
+    @property
+    def guaranteed(self) -> bool:
+        return self.request.admission is Admission.GUARANTEED
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.request.prompt_ids + tuple(self.outputs) if self.outputs else self.request.prompt_ids
+
+    def snapshot_counters(self) -> Counters:
+        return Counters(*self.counters)

@@ -1,0 +1,175 @@
+"""The running table: numpy arrays indexed by slot, so that a decode step is vector arithmetic.
+
+Owns what a step needs to know of every running sequence. Knows neither queue nor pool.
+`tokens` counts ids that exist on the device, sampled ones that the host has not seen included.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.event import NUM_COUNTERS, Counter
+from headrace.core.plan import BoolArray, IntArray
+from headrace.engine.sequence import Sequence
+
+# Applied tokens a slot holds before they move to its sequence; a power of two.
+_BUFFER = 128
+# A position no sequence reaches, with room to add to it.
+_NEVER = 2**30
+
+
+def some(mask: BoolArray) -> bool:
+    """`mask.any()`, ten times as fast on short rows."""
+    return b"\x01" in mask.tobytes()
+
+
+class SlotTable:
+    def __init__(self, slots: int, block_size: int) -> None:
+        self.size = slots
+        self._block_size = block_size
+        self.sequences = np.full(slots, None, dtype=object)
+        self.number = np.full(slots, -1, np.int64)
+        # Raised whenever the occupant changes: a launched row of an earlier occupant is told apart by it.
+        self.generation = np.zeros(slots, np.int32)
+        self.tokens = np.zeros(slots, np.int32)
+        self.computed = np.zeros(slots, np.int32)
+        # Caught up: every plan lets it compute the one token it sampled last.
+        self.decoding = np.zeros(slots, np.bool_)
+        self.last_step = np.full(slots, -1, np.int64)
+        self.limit = np.zeros(slots, np.int32)
+        # A row that reaches this position needs another block first.
+        self.grow_at = np.zeros(slots, np.int32)
+        self._ahead = np.zeros(slots, np.int32)
+        self.tenant = np.zeros(slots, np.intp)
+        self.itl_s = np.full(slots, np.inf)
+        self.masked = np.zeros(slots, np.bool_)
+        self.emitted = np.zeros(slots, np.int32)
+        self.min_tokens = np.zeros(slots, np.int32)
+        self.counters = np.zeros((slots, NUM_COUNTERS), np.int32)
+        # The same memory with a whole counter row as one item: rows are gathered at once.
+        self._counter_rows = self.counters.view(f"V{4 * NUM_COUNTERS}").ravel()
+        # One line per stop id, as many as the occupant with the most of them needs.
+        self.stops = np.full((1, slots), -1, np.int32)
+        # Tokens applied but not yet moved to the sequence: token i at i modulo the width.
+        self._buffer = np.zeros((slots, _BUFFER), np.int32)
+        self.itl_changed = False
+        self._shortest_itl_s = float("inf")
+        self._free = list(range(slots - 1, -1, -1))
+        self.num_masked = 0
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_running(self) -> int:
+        return self.size - len(self._free)
+
+    def running(self) -> list[Sequence]:
+        return [sequence for sequence in self.sequences if sequence is not None]
+
+    def occupy(self, sequence: Sequence, num_computed: int, itl_s: float, stops: tuple[int, ...]) -> int:
+        """Give a free slot to `sequence`, whose first `num_computed` tokens are in its blocks."""
+        slot = self._free.pop()
+        sampling = sequence.request.sampling
+        sequence.slot = slot
+        self.sequences[slot] = sequence
+        self.number[slot] = sequence.number
+        self.generation[slot] += 1
+        self.tokens[slot] = sequence.num_tokens
+        self.computed[slot] = num_computed
+        self.last_step[slot] = sequence.last_step
+        self.limit[slot] = sequence.limit
+        self.tenant[slot] = sequence.tenant
+        self.itl_s[slot] = itl_s
+        self.masked[slot] = sampling.masked
+        self.num_masked += sampling.masked
+        self.emitted[slot] = len(sequence.outputs)
+        self.min_tokens[slot] = sampling.min_tokens
+        self.counters[slot] = sequence.counters
+        self._set_stops(slot, stops)
+        self._set_capacity(slot, sequence)
+        return slot
+
+    def _set_capacity(self, slot: int, sequence: Sequence) -> None:
+        """A guaranteed sequence grows one block ahead of its need."""
+        self._ahead[slot] = self._block_size if sequence.guaranteed else 0
+        self.grow_at[slot] = (len(sequence.blocks) - 1) * self._block_size - self._ahead[slot]
+        self.widen([slot])
+
+    def widen(self, slots: list[int]) -> None:
+        """The occupants of `slots` have one more block each; one that has all it can need asks no more."""
+        room = self.grow_at[slots] + self._block_size
+        room[room + self._ahead[slots] >= self.limit[slots] - 1] = _NEVER
+        self.grow_at[slots] = room
+
+    def release(self, sequence: Sequence) -> None:
+        """The sequence leaves; what the table alone knew of it goes back into it."""
+        slot = sequence.slot
+        self.flush(slot)
+        sequence.counters = self.counters[slot].tolist()
+        sequence.slot = -1
+        self.sequences[slot] = None
+        self.number[slot] = -1
+        self.generation[slot] += 1
+        self.tokens[slot] = self.computed[slot] = 0
+        self.decoding[slot] = False
+        self.itl_changed = True
+        sequence.last_step = int(self.last_step[slot])
+        self.grow_at[slot] = 0
+        self.itl_s[slot] = np.inf
+        self.num_masked -= bool(self.masked[slot])
+        self.masked[slot] = False
+        self._free.append(slot)
+
+    def shortest_itl_s(self) -> float:
+        """The least inter-token target of what is decoding."""
+        if self.itl_changed:
+            self._shortest_itl_s = float(self.itl_s.min(where=self.decoding, initial=np.inf))
+            self.itl_changed = False
+        return self._shortest_itl_s
+
+    def append(self, slots: NDArray[np.intp], tokens: IntArray) -> tuple[IntArray, IntArray]:
+        """One applied token for each of `slots`, whose occupants are unchanged since the launch.
+
+        Returns each token's output index and each sequence's counters.
+        """
+        indices = self.emitted[slots]
+        place = indices & (_BUFFER - 1)
+        self._buffer[slots, place] = tokens
+        self.emitted[slots] = indices + 1
+        emitted = self.counters[:, Counter.EMITTED]
+        emitted[slots] += 1
+        counters: IntArray = self._counter_rows[slots].view(np.int32).reshape(-1, NUM_COUNTERS)
+        last = place == _BUFFER - 1
+        if some(last):
+            for slot in slots[last].tolist():
+                self.flush(slot)
+        return indices, counters
+
+    def stopped(self, slots: NDArray[np.intp], tokens: IntArray) -> BoolArray:
+        """Which of the slots' tokens end their sequence, `min_tokens` apart."""
+        found: BoolArray = self.stops[0][slots] == tokens
+        for line in self.stops[1:]:
+            found |= line[slots] == tokens
+        return found
+
+    def flush(self, slot: int) -> None:
+        """Move applied tokens to the occupant's own list."""
+        outputs = self.sequences[slot].outputs
+        end = int(self.emitted[slot])
+        if end > len(outputs):
+            first = len(outputs) & (_BUFFER - 1)
+            outputs.extend(self._buffer[slot, first : first + end - len(outputs)].tolist())
+
+    def num_known(self, sequence: Sequence) -> int:
+        """Tokens of `sequence` whose ids the host knows, those in the table's buffer included."""
+        if sequence.slot < 0:
+            return sequence.num_tokens
+        return sequence.num_prompt + int(self.emitted[sequence.slot])
+
+    def _set_stops(self, slot: int, stops: tuple[int, ...]) -> None:
+        missing = len(stops) - len(self.stops)
+        if missing > 0:
+            self.stops = np.pad(self.stops, ((0, missing), (0, 0)), constant_values=-1)
+        self.stops[:, slot] = -1
+        self.stops[: len(stops), slot] = stops

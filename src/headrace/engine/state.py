@@ -1,0 +1,369 @@
+"""Everything the engine knows, and every move of a sequence from one phase to another.
+
+Owns slots, pool, tenants, waiting line and the events not yet emitted. Decides nothing: the scheduler,
+memory and intake modules decide and call these moves. Each move keeps all accounts in step.
+"""
+
+from collections import Counter as Tally
+from collections import deque
+from heapq import heappop, heappush
+
+from headrace.core.config import EngineConfig
+from headrace.core.event import Counter, Ended, Outcome, Waits
+from headrace.core.hashing import chain_block
+from headrace.core.plan import SlotStart
+from headrace.core.request import Tier
+from headrace.engine.blocks import BlockPool
+from headrace.engine.cost import CostModel
+from headrace.engine.estimate import OutputEstimates
+from headrace.engine.line import WaitingLine
+from headrace.engine.sequence import Phase, Sequence
+from headrace.engine.slots import SlotTable
+from headrace.engine.tenants import TenantTable
+
+
+class State:
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.pool = BlockPool(config.blocks)
+        self.table = SlotTable(config.slots, config.block_size)
+        self.tenants = TenantTable(config.tenants)
+        self.line = WaitingLine(self.tenants, config.ageing_s)
+        self.model = CostModel(config.profile)
+        self.estimates = OutputEstimates()
+        self.live: dict[int, Sequence] = {}
+        # Sequences in slots that have more than one token to compute, in the order they came.
+        self.prefilling: dict[int, Sequence] = {}
+        self.ended: list[Ended] = []
+        # TTFT targets of live sequences: few distinct values, so the least is cheap.
+        self.ttft_targets: Tally[float] = Tally()
+        self.queue_s = 0.0
+        self.running_s = 0.0
+        self.guaranteed_blocks = 0
+        self.planning_step = 0
+        self.applied_step = -1
+        self.num_masked_live = 0
+        self.num_preemptions = 0
+        self.num_guaranteed_preemptions = 0
+        self._leaving_blocks: deque[tuple[int, list[int]]] = deque()
+        self.num_leaving_blocks = 0
+        self._expiries: list[tuple[float, int, str]] = []
+        self._targets = {tier: config.targets[tier.name.lower()] for tier in Tier}
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.config.block_size)
+
+    def ttft_s(self, sequence: Sequence) -> float:
+        asked = sequence.request.ttft_target_s
+        return self._targets[sequence.request.tier].ttft_s if asked is None else asked
+
+    def itl_s(self, sequence: Sequence) -> float:
+        asked = sequence.request.itl_target_s
+        return self._targets[sequence.request.tier].itl_s if asked is None else asked
+
+    def shortest_ttft_s(self) -> float:
+        return min(self.ttft_targets) if self.ttft_targets else float("inf")
+
+    def in_flight(self, sequence: Sequence) -> bool:
+        """Does a launched plan whose result is not applied name it? Asked of sequences without a slot."""
+        return sequence.last_step > self.applied_step
+
+    # Entering and leaving the line
+
+    def accept(self, sequence: Sequence, now_s: float) -> None:
+        """A new sequence waits."""
+        self.live[sequence.number] = sequence
+        self.num_masked_live += sequence.request.sampling.masked
+        self.tenants.enter(sequence.tenant)
+        self.ttft_targets[self.ttft_s(sequence)] += 1
+        request = sequence.request
+        timeout_s = request.queue_timeout_s or self.config.queue_timeout_s
+        heappush(self._expiries, (now_s + timeout_s, sequence.number, "queue"))
+        if request.deadline_s is not None:
+            heappush(self._expiries, (now_s + request.deadline_s, sequence.number, "deadline"))
+        sequence.since_s = now_s
+        self._enqueue(sequence, front=False)
+
+    def _enqueue(self, sequence: Sequence, *, front: bool) -> None:
+        sequence.phase = Phase.WAITING
+        self.line.add(sequence, front=front)
+        self.queue_s += sequence.work_s
+        self.tenants.waiting_s[sequence.tenant] += sequence.work_s
+
+    def _dequeue(self, sequence: Sequence, now_s: float) -> None:
+        lane = self.line.remove(sequence)
+        self.queue_s = self.queue_s - sequence.work_s if self.line.count else 0.0
+        tenants = self.tenants
+        left_s = tenants.waiting_s[sequence.tenant] - sequence.work_s
+        tenants.waiting_s[sequence.tenant] = left_s if tenants.num_waiting[sequence.tenant] else 0.0
+        waited_s = now_s - sequence.since_s
+        if sequence.started:
+            sequence.preempted_s += waited_s
+        else:
+            fairness_s = self.line.clocks(lane)[1] - sequence.clocks[1]
+            fairness_s = min(max(fairness_s, 0.0), waited_s)
+            sequence.wait_fairness_s += fairness_s
+            sequence.wait_capacity_s += waited_s - fairness_s
+        sequence.since_s = now_s
+
+    # Slots
+
+    def start(self, sequence: Sequence, hits: list[int], now_s: float) -> SlotStart:
+        """Waiting to running: takes a slot and blocks for every known token; `hits` are shared."""
+        self._dequeue(sequence, now_s)
+        pool = self.pool
+        pool.share(hits)
+        blocks = hits + pool.allocate(self.blocks_for(sequence.num_tokens) - len(hits))
+        sequence.blocks = blocks
+        num_computed = len(hits) * self.config.block_size
+        if not sequence.started:
+            cached = min(num_computed, sequence.num_prompt)
+            sequence.counters[Counter.PROMPT_CACHED] = cached
+            sequence.counters[Counter.REPLAYED] = len(sequence.outputs)
+            sequence.num_charged = num_computed
+        sequence.started = True
+        sequence.begun_step = self.planning_step
+        sequence.phase = Phase.RUNNING
+        sequence.catching_up = True
+        sequence.num_applied = num_computed
+        sequence.num_published = len(hits)
+        request = sequence.request
+        eos = () if request.sampling.ignore_eos else self.config.eos_ids
+        slot = self.table.occupy(sequence, num_computed, self.itl_s(sequence), eos + request.sampling.stop_ids)
+        self.prefilling[sequence.number] = sequence
+        self.tenants.used_slots[sequence.tenant] += 1
+        self.tenants.used_blocks[sequence.tenant] += len(blocks)
+        self.running_s += sequence.work_s
+        if sequence.guaranteed:
+            self._reserve(sequence, self.expected_blocks(sequence))
+        return SlotStart(
+            slot,
+            sequence.number,
+            request.request_id,
+            sequence.ids,
+            sequence.num_prompt,
+            num_computed,
+            tuple(blocks),
+            request.sampling,
+            request.choice,
+        )
+
+    def guarantee_limit(self, tenant: int) -> int:
+        """Most blocks that guaranteed reservations of this tenant could ever come to."""
+        config = self.config
+        return min(
+            int(config.guaranteed_share * config.blocks), config.blocks - self.tenants.reserved_by_others(tenant)[1]
+        )
+
+    def expected_blocks(self, sequence: Sequence) -> int:
+        """Blocks a guaranteed sequence reserves: prompt and expected output, at least what it holds and one ahead."""
+        wanted = max(sequence.num_prompt + int(sequence.expected_output), sequence.num_tokens + self.config.block_size)
+        return self.blocks_for(min(wanted, sequence.limit))
+
+    def _reserve(self, sequence: Sequence, blocks: int) -> None:
+        self.guaranteed_blocks += blocks - sequence.reserved_blocks
+        sequence.reserved_blocks = blocks
+
+    def grow(self, sequences: list[Sequence]) -> list[int]:
+        """One more block for each running sequence; the caller has checked the pool."""
+        blocks = self.pool.allocate(len(sequences))
+        used_blocks = self.tenants.used_blocks
+        for sequence, block in zip(sequences, blocks, strict=True):
+            sequence.blocks.append(block)
+            used_blocks[sequence.tenant] += 1
+            if sequence.reserved_blocks and len(sequence.blocks) > sequence.reserved_blocks:
+                self._reserve(sequence, len(sequence.blocks))
+        self.table.widen([sequence.slot for sequence in sequences])
+        return blocks
+
+    def _leave_slot(self, sequence: Sequence, now_s: float) -> None:
+        """Out of the table; blocks stay with the sequence."""
+        self.table.release(sequence)
+        self.prefilling.pop(sequence.number, None)
+        self.tenants.used_slots[sequence.tenant] -= 1
+        self.running_s = self.running_s - sequence.work_s if self.table.num_running else 0.0
+        spent_s = now_s - sequence.since_s
+        if sequence.catching_up:
+            sequence.prefill_s += spent_s
+        else:
+            sequence.decode_s += spent_s
+        sequence.since_s = now_s
+
+    def _drop_blocks(self, sequence: Sequence, *, sound: bool = True) -> None:
+        """Blocks leave the sequence once no launched plan names them; sound ones stay findable."""
+        if sound:
+            self._publish_generated(sequence)
+        blocks, sequence.blocks = sequence.blocks, []
+        self.tenants.used_blocks[sequence.tenant] -= len(blocks)
+        if sequence.guaranteed:
+            self._reserve(sequence, 0)
+        if self.in_flight(sequence):
+            self._leaving_blocks.append((sequence.last_step, blocks))
+            self.num_leaving_blocks += len(blocks)
+        else:
+            self.pool.release(blocks)
+
+    def step_applied(self, step: int) -> None:
+        """No launched plan up to `step` is outstanding: blocks that waited for it go back."""
+        self.applied_step = step
+        waiting = self._leaving_blocks
+        for _ in range(len(waiting)):
+            last_step, blocks = waiting.popleft()
+            if last_step <= step:
+                self.pool.release(blocks)
+                self.num_leaving_blocks -= len(blocks)
+            else:
+                waiting.append((last_step, blocks))
+
+    def caught_up(self, sequence: Sequence, now_s: float) -> None:
+        """Its last chunk was applied: it decodes from here."""
+        sequence.catching_up = False
+        sequence.prefill_s += now_s - sequence.since_s
+        sequence.since_s = now_s
+
+    def finish_planned(self, sequence: Sequence, now_s: float) -> None:
+        """Its last token is being computed: the slot is free for the next plan."""
+        self._leave_slot(sequence, now_s)
+        sequence.phase = Phase.LEAVING
+
+    def preempt(self, sequence: Sequence, now_s: float) -> None:
+        """Running to waiting: everything it computed is given up, or left to the prefix cache."""
+        self._suspend(sequence, now_s)
+        sequence.preemptions += 1
+        self.num_preemptions += 1
+        self.num_guaranteed_preemptions += sequence.guaranteed
+        self._enqueue(sequence, front=True)
+
+    def pause(self, sequence: Sequence, now_s: float) -> None:
+        """Not runnable until `resume`: slot given up, blocks evictable."""
+        if sequence.phase is Phase.RUNNING:
+            self._suspend(sequence, now_s)
+        else:
+            self._dequeue(sequence, now_s)
+        sequence.phase = Phase.PAUSED
+
+    def resume(self, sequence: Sequence, now_s: float) -> None:
+        sequence.paused_s += now_s - sequence.since_s
+        sequence.since_s = now_s
+        self._enqueue(sequence, front=sequence.started)
+
+    def _suspend(self, sequence: Sequence, now_s: float) -> None:
+        computed = int(self.table.computed[sequence.slot])
+        sequence.num_charged = max(sequence.num_charged, computed)
+        self._leave_slot(sequence, now_s)
+        sequence.safe_below = sequence.num_tokens + 1
+        self._drop_blocks(sequence)
+
+    # The end
+
+    def end(self, sequence: Sequence, outcome: Outcome, reason: str, now_s: float, message: str = "") -> None:
+        """From any phase to the one terminal event."""
+        if sequence.phase is Phase.WAITING:
+            self._dequeue(sequence, now_s)
+        elif sequence.phase is Phase.RUNNING:
+            self._leave_slot(sequence, now_s)
+        elif sequence.phase is Phase.LEAVING:
+            sequence.decode_s += now_s - sequence.since_s
+        else:
+            assert sequence.phase is Phase.PAUSED, "a sequence ends once"
+            sequence.paused_s += now_s - sequence.since_s
+        sequence.phase = Phase.ENDED
+        self._drop_blocks(sequence, sound=outcome is not Outcome.FAILED)
+        sequence.finished = outcome is Outcome.FINISHED
+        if sequence.finished:
+            self.estimates.learn(sequence.request.tenant, sequence.num_prompt, len(sequence.outputs))
+        del self.live[sequence.number]
+        self.num_masked_live -= sequence.request.sampling.masked
+        self.tenants.leave(sequence.tenant)
+        target_s = self.ttft_s(sequence)
+        self.ttft_targets[target_s] -= 1
+        if not self.ttft_targets[target_s]:
+            del self.ttft_targets[target_s]
+        self.ended.append(self._ended_event(sequence, outcome, reason, message))
+
+    def _ended_event(self, sequence: Sequence, outcome: Outcome, reason: str, message: str) -> Ended:
+        waits = Waits(
+            sequence.wait_capacity_s,
+            sequence.wait_fairness_s,
+            sequence.prefill_s - sequence.prefill_others_s,
+            sequence.prefill_others_s,
+            sequence.decode_s,
+            sequence.preempted_s,
+            sequence.paused_s,
+        )
+        request = sequence.request
+        return Ended(
+            sequence.number,
+            request.request_id,
+            request.choice,
+            outcome,
+            reason,
+            sequence.snapshot_counters(),
+            waits,
+            sequence.preemptions,
+            message,
+        )
+
+    def expire(self, now_s: float) -> None:
+        """End what waited or ran past its limit."""
+        while self._expiries and self._expiries[0][0] <= now_s:
+            _, number, kind = heappop(self._expiries)
+            sequence = self.live.get(number)
+            if sequence is None:
+                continue
+            if kind == "deadline":
+                self.end(sequence, Outcome.FAILED, "deadline_exceeded", now_s, "the deadline has passed")
+            elif not sequence.started and sequence.phase is Phase.WAITING:
+                self.end(sequence, Outcome.FAILED, "timed_out", now_s, "waited too long for a slot")
+
+    @property
+    def next_expiry_s(self) -> float:
+        expiries = self._expiries
+        while expiries and expiries[0][1] not in self.live:
+            heappop(expiries)
+        return expiries[0][0] if expiries else float("inf")
+
+    # The prefix cache
+
+    def publish_prompt(self, sequence: Sequence) -> None:
+        """Make the prompt blocks that applied steps filled findable."""
+        hashes = sequence.request.block_hashes
+        full = min(sequence.num_applied // self.config.block_size, len(hashes))
+        for index in range(sequence.num_published, full):
+            self.pool.publish(sequence.blocks[index], hashes[index])
+        sequence.num_published = max(sequence.num_published, full)
+
+    def _publish_generated(self, sequence: Sequence) -> None:
+        """Chain the blocks that hold generated tokens; the prompt's were hashed where it was tokenised."""
+        request = sequence.request
+        if not request.prefix_root or not self.config.prefix_cache:
+            return
+        applied = sequence.num_applied if sequence.catching_up else sequence.num_tokens - 1
+        size = self.config.block_size
+        full = min(applied // size, len(sequence.blocks))
+        if full <= sequence.num_published:
+            return
+        ids = sequence.ids
+        hashes = list(request.block_hashes[:full])
+        while len(hashes) < full:
+            index = len(hashes)
+            parent = hashes[-1] if hashes else request.prefix_root
+            hashes.append(chain_block(parent, ids[index * size : (index + 1) * size]))
+        for index in range(sequence.num_published, full):
+            self.pool.publish(sequence.blocks[index], hashes[index])
+        sequence.num_published = full
+        sequence.hashes = hashes
+
+    def find_hits(self, sequence: Sequence) -> list[int]:
+        """Cached blocks that begin its ids; at least one token is left to compute."""
+        if not self.config.prefix_cache:
+            return []
+        hashes = sequence.hashes or sequence.request.block_hashes
+        return self.pool.find(hashes[: (sequence.num_tokens - 1) // self.config.block_size])
+
+    def held_blocks(self) -> list[int]:
+        """Every block reference, for the proof of the pool's accounts."""
+        held = [block for sequence in self.live.values() for block in sequence.blocks]
+        for _, blocks in self._leaving_blocks:
+            held.extend(blocks)
+        return held
