@@ -1,0 +1,1 @@
+"""What computes plans: `fake` needs numpy only and ships with the product."""
