@@ -65,7 +65,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_step_s: float = 0.5
     # A waiting sequence of any tier counts as the highest tier after this long.
     ageing_s: float = 10.0
-    # The queue holds at most this many seconds of work, each tenant its share of them.
+    # The queue holds at most this many seconds of work, each tenant its share of them; a request whose
+    # TTFT target is shorter is refused sooner.
     max_queue_s: float = 30.0
     max_waiting: int = 200_000
     queue_timeout_s: float = 120.0

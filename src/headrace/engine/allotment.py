@@ -13,6 +13,8 @@ from headrace.engine.state import State
 # where only a right to somebody's slot can help.
 _MOST_PASSED = 32
 _MOST_PASSED_WHEN_FULL = 4
+# How much longer a step that yields a newcomer's first token may be made by parts of other prompts.
+_NEWCOMER_SLACK = 1.1
 
 
 class Allotment:
@@ -39,9 +41,9 @@ class Allotment:
             if running and (head is None or lane is None or self._order(running[0]) <= self._lane_order(lane, head)):
                 self._advance(running.pop(0), draft)
                 continue
-            if lane is None or head is None or not self._room_to_start(head, draft):
+            if lane is None or head is None or not draft.budget.has_room:
                 break
-            if not self._admit(head, draft, lane):
+            if not self._room_to_start(head, draft) or not self._admit(head, draft, lane):
                 if self._holds_line(head, draft.now_s):
                     break
                 self._state.line.set_aside(lane)
@@ -74,12 +76,13 @@ class Allotment:
         return (-int(sequence.request.tier), float(self._state.tenants.level[sequence.tenant]), sequence.ttft_at_s)
 
     def _lane_order(self, lane: Lane, head: Sequence) -> tuple[int, float, float]:
-        return (-lane.rank, float(self._state.tenants.level[lane.tenant]), head.ttft_at_s)
+        return (-self._state.line.rank(lane), float(self._state.tenants.level[lane.tenant]), head.ttft_at_s)
 
     def _next_lane(self, passed: list[Lane], borrowers: list[Lane]) -> Lane | None:
         """The first lane whose tenant is within its caps; the others are set aside to borrow, maybe."""
         state = self._state
-        most = _MOST_PASSED if state.table.num_free else _MOST_PASSED_WHEN_FULL
+        open_slots = state.table.num_free > 0 or state.tenants.any_over_cap(but=-1)
+        most = _MOST_PASSED if open_slots else _MOST_PASSED_WHEN_FULL
         if len(passed) >= most:
             return None
         while (lane := state.line.first()) is not None:
@@ -91,7 +94,7 @@ class Allotment:
         return None
 
     def _room_to_start(self, head: Sequence, draft: Draft) -> bool:
-        return draft.budget.chunk(0, head.num_tokens) > 0
+        return self._chunk(head, 0, head.num_tokens, draft) > 0
 
     def _holds_line(self, head: Sequence, now_s: float) -> bool:
         """A sequence that has aged and still does not fit is passed no more: memory gathers for it."""
@@ -100,16 +103,17 @@ class Allotment:
     def _admit(self, sequence: Sequence, draft: Draft, lane: Lane, *, borrowing: bool = False) -> bool:
         """Give the waiting sequence a slot, blocks and a first chunk, if it may have them."""
         state = self._state
-        if state.in_flight(sequence) or not self._may_have_slot(sequence, borrowing=borrowing):
+        if state.in_flight(sequence) or sequence.preempted_step == state.planning_step:
             return False
-        hits = state.find_hits(sequence)
-        if not self._has_blocks(sequence, hits, draft.now_s, borrowing=borrowing):
+        if not self._may_have_slot(sequence, borrowing=borrowing):
+            return False
+        if not self._has_blocks(sequence, draft.now_s, borrowing=borrowing):
             return False
         if not self._slot_free(sequence) and not self._memory.claim_slot(sequence, draft.now_s):
             return False
         hits = state.find_hits(sequence)
         computed = len(hits) * state.config.block_size
-        if not draft.budget.chunk(computed, sequence.num_tokens - computed):
+        if not self._chunk(sequence, computed, sequence.num_tokens - computed, draft):
             return False
         draft.begun.append(state.start(sequence, hits, draft.now_s))
         draft.served.append(lane)
@@ -125,19 +129,25 @@ class Allotment:
     def _may_have_slot(self, sequence: Sequence, *, borrowing: bool) -> bool:
         return self._slot_free(sequence) or (not borrowing and self._memory.may_claim_slot(sequence))
 
-    def _has_blocks(self, sequence: Sequence, hits: list[int], now_s: float, *, borrowing: bool) -> bool:
-        state = self._state
+    def _has_blocks(self, sequence: Sequence, now_s: float, *, borrowing: bool) -> bool:
+        """Are there blocks for all it knows, after a claim if it has a right to one?"""
         if sequence.guaranteed and not self._may_guarantee(sequence):
             return False
-        need = state.blocks_for(sequence.num_tokens) - len(hits) + state.pool.num_idle(hits)
-        if not sequence.guaranteed:
-            need += self._watermark(sequence)
-        missing = need - state.pool.num_available
+        missing = self._missing_blocks(sequence)
         if missing <= 0:
             return True
         if borrowing or not self._memory.claim_blocks(sequence, missing, now_s):
             return False
-        return need <= state.pool.num_available
+        # The victim may have held what this one hits: count again.
+        return self._missing_blocks(sequence) <= 0
+
+    def _missing_blocks(self, sequence: Sequence) -> int:
+        state = self._state
+        hits = state.find_hits(sequence)
+        need = state.blocks_for(sequence.num_tokens) - len(hits) + state.pool.num_idle(hits)
+        if not sequence.guaranteed:
+            need += self._watermark(sequence)
+        return need - state.pool.num_available
 
     def _may_guarantee(self, sequence: Sequence) -> bool:
         """Guaranteed reservations have a bound; one that outgrew it alone may run alone."""
@@ -164,7 +174,7 @@ class Allotment:
         """Nobody else waits: what is idle goes to tenants above their caps, until somebody does."""
         state = self._state
         for lane in borrowers:
-            while (head := state.line.head(lane)) is not None and not head.guaranteed:
+            while (head := state.line.head(lane)) is not None and (head.started or not head.guaranteed):
                 if not self._room_to_start(head, draft) or not self._admit(head, draft, lane, borrowing=True):
                     break
 
@@ -176,10 +186,25 @@ class Allotment:
             return
         start = int(table.computed[slot])
         pending = int(table.tokens[slot]) - start
-        count = draft.budget.chunk(start, pending)
-        if count:
-            seconds = draft.budget.take(start, count)
-            end = start + count
-            again = min(max(sequence.num_charged - start, 0), count)
-            prompt = max(0, min(end, sequence.num_prompt) - max(start, sequence.num_charged))
-            draft.chunks.append(Chunk(sequence, start, count, seconds, again, prompt))
+        count = self._chunk(sequence, start, pending, draft)
+        if not count:
+            return
+        seconds = draft.budget.take(start, count)
+        end = start + count
+        again = min(max(sequence.num_charged - start, 0), count)
+        prompt = max(0, min(end, sequence.num_prompt) - max(start, sequence.num_charged))
+        draft.chunks.append(Chunk(sequence, start, count, seconds, again, prompt))
+        if count == pending and draft.newcomer is None:
+            draft.newcomer = (sequence.tenant, draft.budget.predicted_s)
+
+    def _chunk(self, sequence: Sequence, start: int, pending: int, draft: Draft) -> int:
+        """How many tokens the sequence may compute in this step.
+
+        A part of a prompt that comes after another tenant's newcomer makes that one's first token wait:
+        it may lengthen the step by a tenth, no more. Whole prompts share the step as its target allows.
+        """
+        budget = draft.budget
+        count = budget.chunk(start, pending)
+        if count == pending or draft.newcomer is None or draft.newcomer[0] == sequence.tenant:
+            return count
+        return budget.chunk(start, pending, target_s=_NEWCOMER_SLACK * draft.newcomer[1])

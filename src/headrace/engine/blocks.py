@@ -57,6 +57,11 @@ class BlockPool:
         references = self._references
         return sum(references[block] == 0 for block in blocks)
 
+    def num_exclusive(self, blocks: Iterable[int]) -> int:
+        """How many of `blocks` would come back if their one holder let go."""
+        references = self._references
+        return sum(references[block] == 1 for block in blocks)
+
     def share(self, blocks: Iterable[int]) -> None:
         """Take one more reference to each published block."""
         for block in blocks:
@@ -117,7 +122,10 @@ class BlockPool:
 
     def take_freed(self) -> list[int]:
         """Blocks freed since the last call that are still free."""
-        freed = [block for block in self._freed if not self._references[block]] if self._freed else []
+        if not self._freed:
+            return []
+        references, hash_of = self._references, self._hash_of
+        freed = [block for block in self._freed if not references[block] and hash_of[block] is None]
         self._freed.clear()
         return freed
 
@@ -128,19 +136,21 @@ class BlockPool:
             expected[block] += 1
         assert expected == self._references, "references differ from what sequences hold"
         listed: list[int] = []
-        block = self._next[self.total]
+        before, block = self.total, self._next[self.total]
         while block != self.total:
-            assert self._previous[self._next[block]] == block, f"the free list is torn at block {block}"
+            assert self._previous[block] == before, f"the free list is torn at block {block}"
             listed.append(block)
             assert len(listed) <= self.total, "the free list has a loop"
-            block = self._next[block]
+            before, block = block, self._next[block]
+        assert self._previous[self.total] == before, "the free list is torn at its end"
         assert len(listed) == self._num_listed, "the free list's length is wrong"
         assert all(expected[block] == 0 for block in listed), "a used block is in the free list"
         cached = sum(self._hash_of[block] is not None for block in listed)
         used = sum(count > 0 for count in expected)
         assert cached == self._num_cached, "the count of cached blocks is wrong"
         assert self.num_free + used + cached == self.total, "free + used + cached != total"
-        assert all(self._hash_of[block] == key for key, block in self._block_of.items()), "the prefix index lies"
+        published = {key: block for block, key in enumerate(self._hash_of) if key is not None}
+        assert published == self._block_of, "the prefix index lies"
 
     def _forget(self, block: int) -> None:
         key = self._hash_of[block]

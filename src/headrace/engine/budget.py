@@ -30,17 +30,23 @@ class StepBudget:
     # When decode rows alone fill the target, one grain a step is still owed: prefill must not starve.
     owed: bool = True
 
-    def chunk(self, start: int, pending: int) -> int:
-        """The most tokens a prefill row at `start` may compute in this step."""
+    def chunk(self, start: int, pending: int, *, target_s: float | None = None) -> int:
+        """The most tokens a prefill row at `start` may compute in this step, or up to a nearer `target_s`."""
         room = min(pending, self.tokens)
         if room <= 0:
             return 0
-        count = min(room, self.model.chunk_for(start, self.target_s - self.predicted_s))
+        spare_s = min(self.target_s, target_s or self.target_s) - self.predicted_s
+        count = min(room, self.model.chunk_for(start, spare_s))
         least = min(room, self.grain)
         if count >= least:
             return count
         fits = self.predicted_s + self.model.chunk_s(start, least) <= self.limit_s
         return least if self.owed and fits else 0
+
+    @property
+    def has_room(self) -> bool:
+        """Could any row at all still be added?"""
+        return self.chunk(0, self.grain) > 0
 
     def take(self, start: int, count: int) -> float:
         """Spend; returns the marginal seconds."""

@@ -40,6 +40,8 @@ class Draft:
     budget: StepBudget
     now_s: float
     chunks: list[Chunk] = field(default_factory=list)
+    # Tenant of the first prompt that this step completes, and the step's predicted time with it.
+    newcomer: tuple[int, float] | None = None
     begun: list[SlotStart] = field(default_factory=list)
     served: list[Lane] = field(default_factory=list)
     # (sequence, slot, block) of running rows that were given a block.

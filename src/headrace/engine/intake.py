@@ -79,7 +79,9 @@ class Intake:
         known = len(request.prompt_ids) + len(request.replay_ids)
         least = state.blocks_for(known + state.config.block_size)
         slots, _ = state.tenants.reserved_by_others(tenant)
-        if least > state.guarantee_limit(tenant) or slots >= state.config.slots:
+        within = least <= state.guarantee_limit(tenant) and slots < state.config.slots
+        # Above a cap one may only borrow, and what is borrowed is not guaranteed.
+        if not within or least > state.tenants.max_blocks[tenant] or state.tenants.max_slots[tenant] < 1:
             raise InvalidInput("more than may be guaranteed to this tenant is asked", param="admission")
 
     def _make(self, request: Request, limit: int, now_s: float) -> Sequence:
@@ -92,7 +94,7 @@ class Intake:
         output = max(1.0, min(expected - len(request.replay_ids), float(left)))
         model = state.model
         decode_s = output * (model.c_out_s + model.c_kv_s * (known + 0.5 * output))
-        work_s = self.overhead * (model.prompt_s(known) + decode_s)
+        prompt_s = self.overhead * model.prompt_s(known)
         sequence = Sequence(
             number=self._next_number,
             request=request,
@@ -101,40 +103,49 @@ class Intake:
             ttft_at_s=0.0,
             limit=limit,
             expected_output=expected,
-            work_s=work_s,
+            prompt_s=prompt_s,
+            work_s=prompt_s + self.overhead * decode_s,
             outputs=list(request.replay_ids),
         )
         sequence.ttft_at_s = now_s + state.ttft_s(sequence)
         return sequence
 
     def _bound(self, sequence: Sequence) -> None:
-        """Each tenant may queue its share of the bound, so that a flood shuts out nobody but itself."""
+        """Refuse at once what would wait longer than it was promised, or than the queue may hold.
+
+        Each tenant may queue its share of the bound, so that a flood shuts out nobody but itself.
+        """
         state = self._state
         config = state.config
         wait_s = self.expected_wait_s(sequence.tenant)
         if state.line.count >= config.max_waiting:
             raise QueueFull("too many sequences wait", retry_after_s=max(1.0, wait_s))
-        if wait_s > config.max_queue_s:
+        most_s = min(config.max_queue_s, state.ttft_s(sequence))
+        if wait_s > most_s:
             raise QueueFull(
-                f"the queue already holds {wait_s:.1f} s of work for this tenant",
-                retry_after_s=max(0.1, wait_s - config.max_queue_s),
+                f"the wait is {wait_s:.1f} s for this tenant now and may be {most_s:.1f} s",
+                retry_after_s=max(0.1, wait_s - most_s),
             )
         deadline_s = sequence.request.deadline_s
-        if deadline_s is not None:
-            late_s = wait_s + sequence.work_s - deadline_s
-            if late_s > 0.0:
-                raise DeadlineUnmeetable(
-                    f"the deadline of {deadline_s:g} s cannot be met; the wait alone is {wait_s:.1f} s",
-                    retry_after_s=max(0.1, late_s),
-                    param="deadline_s",
-                )
+        if deadline_s is not None and wait_s + sequence.work_s > deadline_s:
+            raise DeadlineUnmeetable(
+                f"the deadline of {deadline_s:g} s cannot be met: {wait_s:.1f} s of wait come first",
+                retry_after_s=max(0.1, wait_s + sequence.work_s - deadline_s),
+                param="deadline_s",
+            )
 
     def expected_wait_s(self, tenant: int) -> float:
-        """How long newly queued work of this tenant would wait: its own backlog at its share of the device."""
+        """How long newly queued work of this tenant would wait: its own backlog at its share of the device.
+
+        While slots are free only the prompts ahead stand in the way, not what they will generate.
+        """
         state = self._state
-        own_s = state.tenants.waiting_s[tenant]
-        share = state.tenants.share(tenant) if own_s else 1.0
-        return min(state.queue_s, own_s / share)
+        tenants = state.tenants
+        if state.line.count < state.table.num_free:
+            own_s, all_s = tenants.waiting_prompt_s[tenant], state.queue_prompt_s
+        else:
+            own_s, all_s = tenants.waiting_s[tenant], state.queue_s
+        return min(all_s, own_s / tenants.share(tenant)) if own_s else 0.0
 
     def learn_overhead(self, predicted_s: float, marginal_s: float) -> None:
         if marginal_s > 0.0 and math.isfinite(predicted_s):

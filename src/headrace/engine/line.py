@@ -1,19 +1,23 @@
 """The waiting line: who is next. Owns order and ageing; knows neither slots nor memory.
 
-A lane holds one tenant's waiting sequences of one tier. Lanes are served by tier, an aged lane as the
-highest; within a tier by least weighted service. Within a lane: earliest TTFT deadline, then arrival;
-an aged lane serves its oldest. Cost does not depend on how many wait: entries are dropped lazily.
+A lane holds one tenant's waiting sequences of one tier and admission class. Lanes are served by tier, within a tier by
+least weighted service; an aged lane stands beside the highest tier that waits, so that age overcomes
+tier and never fairness. Within a lane: earliest TTFT deadline, then arrival; an aged lane serves its
+oldest. Cost does not depend on how many wait: entries are dropped lazily.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from itertools import product
 
 from headrace.core.request import Tier
 from headrace.engine.sequence import Phase, Sequence
 from headrace.engine.tenants import TenantTable
 
 _TOP = int(max(Tier))
+# The order of aged lanes stands after those of the tiers.
+_AGED = _TOP + 1
 
 
 @dataclass(slots=True, eq=False)
@@ -31,16 +35,16 @@ class Lane:
     by_arrival: deque[tuple[int, Sequence]] = field(default_factory=deque)
 
     @property
-    def rank(self) -> int:
-        return _TOP if self.aged else self.tier
+    def order(self) -> int:
+        return _AGED if self.aged else self.tier
 
 
 class WaitingLine:
     def __init__(self, tenants: TenantTable, ageing_s: float) -> None:
         self._tenants = tenants
         self._ageing_s = ageing_s
-        self._lanes: dict[tuple[int, int], Lane] = {}
-        self._orders: list[list[tuple[float, float, int, Lane]]] = [[] for _ in Tier]
+        self._lanes: dict[tuple[int, int, bool], Lane] = {}
+        self._orders: list[list[tuple[float, float, int, Lane]]] = [[] for _ in range(_AGED + 1)]
         self._ageing: list[tuple[float, int, Lane]] = []
         self._tickets = 0
         self.count = 0
@@ -51,7 +55,7 @@ class WaitingLine:
 
     def add(self, sequence: Sequence, *, front: bool = False) -> None:
         """File a waiting sequence; `front` for one that was running before."""
-        lane = self._lane(int(sequence.request.tier), sequence.tenant)
+        lane = self._lane(sequence)
         self._tickets += 1
         sequence.ticket = self._tickets
         heappush(
@@ -73,7 +77,7 @@ class WaitingLine:
 
     def remove(self, sequence: Sequence) -> Lane:
         """Take a waiting sequence out, wherever it stands."""
-        lane = self._lane(int(sequence.request.tier), sequence.tenant)
+        lane = self._lane(sequence)
         sequence.ticket = 0
         lane.count -= 1
         self.count -= 1
@@ -100,27 +104,40 @@ class WaitingLine:
 
     def first(self) -> Lane | None:
         """The lane to serve next; stays in the order until `set_aside`."""
+        aged = self._top(_AGED)
+        for tier in range(_TOP, -1, -1):
+            found = self._top(tier)
+            if found is not None:
+                return found[3] if aged is None or found < aged else aged[3]
+        return aged[3] if aged is not None else None
+
+    def rank(self, lane: Lane) -> int:
+        """The tier a lane competes in: its own, or for an aged one the highest that waits."""
+        if lane.aged:
+            for tier in range(_TOP, lane.tier, -1):
+                if self._top(tier) is not None:
+                    return tier
+        return lane.tier
+
+    def _top(self, number: int) -> tuple[float, float, int, Lane] | None:
+        """The first valid entry of one order, filed anew where its tenant's level has risen."""
+        order = self._orders[number]
         level = self._tenants.level
-        for rank in range(_TOP, -1, -1):
-            order = self._orders[rank]
-            while order:
-                entry, arrival_s, key, lane = order[0]
-                current = float(level[lane.tenant])
-                if lane.count == 0 or lane.rank != rank or entry != lane.entry:
-                    heappop(order)
-                    if lane.count == 0 and entry == lane.entry:
-                        lane.entry = float("nan")
-                elif current != entry:
-                    heappop(order)
-                    lane.entry = current
-                    heappush(order, (current, arrival_s, key, lane))
-                else:
-                    return lane
+        while order:
+            entry, arrival_s, key, lane = order[0]
+            current = float(level[lane.tenant])
+            if lane.count == 0 or lane.order != number or entry != lane.entry:
+                heappop(order)
+            elif current != entry:
+                heappop(order)
+                lane.entry = current
+                heappush(order, (current, arrival_s, key, lane))
+            else:
+                return order[0]
         return None
 
     def set_aside(self, lane: Lane) -> None:
-        """Take the lane that `first` gave out of the order until `put_back`."""
-        heappop(self._orders[lane.rank])
+        """Take a lane out of the order until `put_back`: its entry is stale from here."""
         lane.entry = float("nan")
 
     def put_back(self, lanes: list[Lane]) -> None:
@@ -131,9 +148,8 @@ class WaitingLine:
 
     def refunded(self, tenant: int) -> None:
         """A level fell: entries above it are filed anew, since order is mended upwards only."""
-        for tier in Tier:
-            lane = self._lanes.get((int(tier), tenant))
-            if lane is not None and lane.count and lane.entry == lane.entry:
+        for lane in self.lanes_of(tenant):
+            if lane.entry == lane.entry:
                 self._file(lane, 0.0)
 
     def head(self, lane: Lane) -> Sequence | None:
@@ -150,8 +166,14 @@ class WaitingLine:
 
     def lanes_of(self, tenant: int) -> list[Lane]:
         """The tenant's lanes with anything waiting, highest tier first."""
-        found = (self._lanes.get((int(tier), tenant)) for tier in reversed(Tier))
+        kinds = product(reversed(Tier), (False, True))
+        found = (self._lanes.get((int(tier), tenant, guaranteed)) for tier, guaranteed in kinds)
         return [lane for lane in found if lane is not None and lane.count]
+
+    def heads(self) -> list[Sequence]:
+        """Everyone who is next in a lane. For checks: looks at every lane."""
+        found = (self.head(lane) for lane in self._lanes.values() if lane.count)
+        return [sequence for sequence in found if sequence is not None]
 
     def clocks(self, lane: Lane) -> tuple[float, float]:
         """Cumulative seconds a waiter of this lane waited for (capacity, fairness)."""
@@ -166,15 +188,16 @@ class WaitingLine:
         for lane in served:
             lane.served_s += seconds
 
-    def _lane(self, tier: int, tenant: int) -> Lane:
-        lane = self._lanes.get((tier, tenant))
+    def _lane(self, sequence: Sequence) -> Lane:
+        key = (int(sequence.request.tier), sequence.tenant, sequence.guaranteed)
+        lane = self._lanes.get(key)
         if lane is None:
-            lane = self._lanes[(tier, tenant)] = Lane(len(self._lanes), tier, tenant)
+            lane = self._lanes[key] = Lane(len(self._lanes), key[0], key[1])
         return lane
 
     def _file(self, lane: Lane, arrival_s: float) -> None:
         lane.entry = float(self._tenants.level[lane.tenant])
-        heappush(self._orders[lane.rank], (lane.entry, arrival_s, lane.key, lane))
+        heappush(self._orders[lane.order], (lane.entry, arrival_s, lane.key, lane))
 
     def _unage(self, lane: Lane) -> None:
         """The oldest may have left: the next one keeps the lane up only if it has aged too."""

@@ -25,7 +25,7 @@ class Memory:
         state = self._state
         if state.pool.num_available:
             return True
-        if state.num_leaving_blocks:
+        if state.num_coming_blocks:
             return False
         if grower.guaranteed:
             return self._room_for_guaranteed(grower, now_s)
@@ -85,7 +85,7 @@ class Memory:
         Blocks that a launched plan names come back a step later: then the caller tries again.
         """
         state = self._state
-        missing -= state.num_leaving_blocks
+        missing -= state.num_coming_blocks
         if missing <= 0:
             return False
         allowed = self._block_claim(sequence)
@@ -97,7 +97,7 @@ class Memory:
             if missing <= 0:
                 break
             chosen.append(other)
-            missing -= len(other.blocks)
+            missing -= state.pool.num_exclusive(other.blocks)
         if missing > 0:
             return False
         for other in chosen:

@@ -28,6 +28,8 @@ class Sequence:
     ttft_at_s: float
     limit: int
     expected_output: float
+    # Predicted device-seconds of its known tokens, and of those and its expected output.
+    prompt_s: float
     work_s: float
     phase: Phase = Phase.WAITING
     started: bool = False
@@ -47,7 +49,9 @@ class Sequence:
     reserved_blocks: int = 0
     # The last launched plan that names it, up to date once it has left its slot.
     last_step: int = -1
+    # The plan that gave it its slot, and the one that took it.
     begun_step: int = -1
+    preempted_step: int = -1
     counters: list[int] = field(default_factory=lambda: [0] * NUM_COUNTERS)
     preemptions: int = 0
     # Not preempted again before it holds this many tokens.

@@ -38,6 +38,7 @@ class State:
         # TTFT targets of live sequences: few distinct values, so the least is cheap.
         self.ttft_targets: Tally[float] = Tally()
         self.queue_s = 0.0
+        self.queue_prompt_s = 0.0
         self.running_s = 0.0
         self.guaranteed_blocks = 0
         self.planning_step = 0
@@ -46,7 +47,8 @@ class State:
         self.num_preemptions = 0
         self.num_guaranteed_preemptions = 0
         self._leaving_blocks: deque[tuple[int, list[int]]] = deque()
-        self.num_leaving_blocks = 0
+        # Blocks that nobody needs but a launched plan names: they come back when it is applied.
+        self.num_coming_blocks = 0
         self._expiries: list[tuple[float, int, str]] = []
         self._targets = {tier: config.targets[tier.name.lower()] for tier in Tier}
 
@@ -76,26 +78,25 @@ class State:
         self.num_masked_live += sequence.request.sampling.masked
         self.tenants.enter(sequence.tenant)
         self.ttft_targets[self.ttft_s(sequence)] += 1
-        request = sequence.request
-        timeout_s = request.queue_timeout_s or self.config.queue_timeout_s
-        heappush(self._expiries, (now_s + timeout_s, sequence.number, "queue"))
-        if request.deadline_s is not None:
-            heappush(self._expiries, (now_s + request.deadline_s, sequence.number, "deadline"))
+        self._start_timeout(sequence, now_s)
+        deadline_s = sequence.request.deadline_s
+        if deadline_s is not None:
+            heappush(self._expiries, (now_s + deadline_s, sequence.number, "deadline"))
         sequence.since_s = now_s
         self._enqueue(sequence, front=False)
+
+    def _start_timeout(self, sequence: Sequence, now_s: float) -> None:
+        timeout_s = sequence.request.queue_timeout_s or self.config.queue_timeout_s
+        heappush(self._expiries, (now_s + timeout_s, sequence.number, "queue"))
 
     def _enqueue(self, sequence: Sequence, *, front: bool) -> None:
         sequence.phase = Phase.WAITING
         self.line.add(sequence, front=front)
-        self.queue_s += sequence.work_s
-        self.tenants.waiting_s[sequence.tenant] += sequence.work_s
+        self._add_waiting(sequence, 1.0)
 
     def _dequeue(self, sequence: Sequence, now_s: float) -> None:
         lane = self.line.remove(sequence)
-        self.queue_s = self.queue_s - sequence.work_s if self.line.count else 0.0
-        tenants = self.tenants
-        left_s = tenants.waiting_s[sequence.tenant] - sequence.work_s
-        tenants.waiting_s[sequence.tenant] = left_s if tenants.num_waiting[sequence.tenant] else 0.0
+        self._add_waiting(sequence, -1.0)
         waited_s = now_s - sequence.since_s
         if sequence.started:
             sequence.preempted_s += waited_s
@@ -105,6 +106,17 @@ class State:
             sequence.wait_fairness_s += fairness_s
             sequence.wait_capacity_s += waited_s - fairness_s
         sequence.since_s = now_s
+
+    def _add_waiting(self, sequence: Sequence, sign: float) -> None:
+        """Sums over who waits; exactly zero when nobody does, so that rounding cannot pile up."""
+        tenants = self.tenants
+        tenant = sequence.tenant
+        own = tenants.num_waiting[tenant] > 0
+        some = self.line.count > 0
+        self.queue_s = some * (self.queue_s + sign * sequence.work_s)
+        self.queue_prompt_s = some * (self.queue_prompt_s + sign * sequence.prompt_s)
+        tenants.waiting_s[tenant] = own * (tenants.waiting_s[tenant] + sign * sequence.work_s)
+        tenants.waiting_prompt_s[tenant] = own * (tenants.waiting_prompt_s[tenant] + sign * sequence.prompt_s)
 
     # Slots
 
@@ -117,10 +129,10 @@ class State:
         sequence.blocks = blocks
         num_computed = len(hits) * self.config.block_size
         if not sequence.started:
-            cached = min(num_computed, sequence.num_prompt)
-            sequence.counters[Counter.PROMPT_CACHED] = cached
             sequence.counters[Counter.REPLAYED] = len(sequence.outputs)
-            sequence.num_charged = num_computed
+        cached = min(num_computed, sequence.num_prompt) - sequence.num_charged
+        sequence.counters[Counter.PROMPT_CACHED] += max(0, cached)
+        sequence.num_charged = max(sequence.num_charged, num_computed)
         sequence.started = True
         sequence.begun_step = self.planning_step
         sequence.phase = Phase.RUNNING
@@ -199,7 +211,7 @@ class State:
             self._reserve(sequence, 0)
         if self.in_flight(sequence):
             self._leaving_blocks.append((sequence.last_step, blocks))
-            self.num_leaving_blocks += len(blocks)
+            self.num_coming_blocks += len(blocks)
         else:
             self.pool.release(blocks)
 
@@ -211,7 +223,7 @@ class State:
             last_step, blocks = waiting.popleft()
             if last_step <= step:
                 self.pool.release(blocks)
-                self.num_leaving_blocks -= len(blocks)
+                self.num_coming_blocks -= len(blocks)
             else:
                 waiting.append((last_step, blocks))
 
@@ -225,10 +237,12 @@ class State:
         """Its last token is being computed: the slot is free for the next plan."""
         self._leave_slot(sequence, now_s)
         sequence.phase = Phase.LEAVING
+        self.num_coming_blocks += len(sequence.blocks)
 
     def preempt(self, sequence: Sequence, now_s: float) -> None:
         """Running to waiting: everything it computed is given up, or left to the prefix cache."""
         self._suspend(sequence, now_s)
+        sequence.preempted_step = self.planning_step
         sequence.preemptions += 1
         self.num_preemptions += 1
         self.num_guaranteed_preemptions += sequence.guaranteed
@@ -245,6 +259,8 @@ class State:
     def resume(self, sequence: Sequence, now_s: float) -> None:
         sequence.paused_s += now_s - sequence.since_s
         sequence.since_s = now_s
+        if not sequence.started:
+            self._start_timeout(sequence, now_s)
         self._enqueue(sequence, front=sequence.started)
 
     def _suspend(self, sequence: Sequence, now_s: float) -> None:
@@ -264,6 +280,7 @@ class State:
             self._leave_slot(sequence, now_s)
         elif sequence.phase is Phase.LEAVING:
             sequence.decode_s += now_s - sequence.since_s
+            self.num_coming_blocks -= len(sequence.blocks)
         else:
             assert sequence.phase is Phase.PAUSED, "a sequence ends once"
             sequence.paused_s += now_s - sequence.since_s

@@ -25,10 +25,12 @@ class TenantTable:
         self.reserved_slots: list[int] = []
         self.reserved_blocks: list[int] = []
         self.waiting_s: list[float] = []
+        self.waiting_prompt_s: list[float] = []
         self.num_waiting: list[int] = []
         # Tenants with anything waiting, running or paused: dict as an ordered set.
         self._active: dict[int, int] = {}
         self._active_weight = 0.0
+        self._last_level = 0.0
         self.reserving: list[int] = []
         self._capped: list[int] = []
         for config in configs:
@@ -54,6 +56,7 @@ class TenantTable:
         self.reserved_slots.append(config.reserved_slots)
         self.reserved_blocks.append(config.reserved_blocks)
         self.waiting_s.append(0.0)
+        self.waiting_prompt_s.append(0.0)
         self.num_waiting.append(0)
         if config.reserved_slots or config.reserved_blocks:
             self.reserving.append(row)
@@ -62,12 +65,16 @@ class TenantTable:
         return row
 
     def enter(self, tenant: int) -> None:
-        """One more live sequence. A tenant that returns from idle is lifted to the least active level."""
+        """One more live sequence. A tenant that returns from idle is lifted to the least active level.
+
+        By one unit in the last place less: a tie goes to the one who was away. Where nobody is active,
+        the level of the last to leave stands for them.
+        """
         count = self._active.get(tenant, 0)
         if count == 0:
-            if self._active:
-                least = self.level[list(self._active)].min()
-                self.level[tenant] = max(self.level[tenant], least)
+            if self._active or self.level[tenant] < self._last_level:
+                least = self.level[list(self._active)].min() if self._active else self._last_level
+                self.level[tenant] = max(self.level[tenant], np.nextafter(least, -np.inf))
             self._active_weight += float(self.weight[tenant])
         self._active[tenant] = count + 1
 
@@ -80,6 +87,7 @@ class TenantTable:
             self._active_weight -= float(self.weight[tenant])
             if not self._active:
                 self._active_weight = 0.0
+                self._last_level = float(self.level[tenant])
 
     def charge(self, rows: np.ndarray, seconds: np.ndarray) -> None:
         """Add device-seconds to the tenants of `rows`; negative seconds are a refund."""

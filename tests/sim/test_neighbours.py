@@ -1,0 +1,129 @@
+"""What a noisy neighbour may do to others: floods of long prompts, one very long prompt, endless higher tiers."""
+
+import numpy as np
+import pytest
+
+from headrace.core.config import CostProfile, EngineConfig, TenantConfig, TierTargets
+from headrace.core.request import Tier
+from tests.builders import LOOSE, Rig, engine_config, request
+
+PROFILE = CostProfile(c0_s=6e-3, c_in_s=1.5e-5, c_out_s=3e-5, c_kv_s=2e-8, c_att_s=1e-10)
+TARGETS = {tier: TierTargets(ttft_s=0.5, itl_s=0.05) for tier in LOOSE}
+
+
+def large_config(**others: object) -> EngineConfig:
+    settings: dict[str, object] = {
+        "slots": 32,
+        "blocks": 40_000,
+        "block_size": 16,
+        "context_len": 70_000,
+        "profile": PROFILE,
+        "targets": TARGETS,
+        "max_queue_s": 1e5,
+        "queue_timeout_s": 1e6,
+    }
+    return engine_config(**(settings | others))  # type: ignore[arg-type]
+
+
+def _quiet_ttfts(*, flood: bool, depth: int = 1) -> tuple[np.ndarray, float, Rig]:
+    """TTFTs of a quiet tenant's requests (one a second), with and without a flood beside them."""
+    rig = Rig(large_config(), depth=depth, checked=False, cells=False)
+    if flood:
+        for i in range(100):
+            rig.submit(request(f"f{i}", 32_000, 200, tenant="flood", ttft_target_s=1e3))
+    arrivals: dict[int, float] = {}
+    due_s = 0.5
+    idle_s = 0.01
+    while len(arrivals) < 60 or not all(rig.token_times[number] for number in arrivals):
+        if rig.now_s >= due_s and len(arrivals) < 60:
+            number = rig.submit(request(f"q{len(arrivals)}", 300, 50, tenant="quiet"))
+            arrivals[number] = due_s
+            due_s += 1.0
+        before_s = rig.now_s
+        rig.step()
+        if rig.now_s == before_s:
+            rig.clock.time_s = min(due_s, rig.now_s + idle_s) if rig.now_s < due_s else rig.now_s + idle_s
+    ttfts = np.array([rig.token_times[number][0] - due for number, due in arrivals.items()])
+    longest_s = max(planned.predicted_s for planned in rig.plans)
+    return ttfts, longest_s, rig
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_flood_of_long_prompts_costs_others_one_step(depth: int) -> None:
+    alone, _, _ = _quiet_ttfts(flood=False, depth=depth)
+    beside, longest_s, rig = _quiet_ttfts(flood=True, depth=depth)
+    assert np.percentile(beside, 99) <= 1.1 * np.percentile(alone, 99) + depth * longest_s
+    # The flood still gets everything that is idle: every step is filled to its time.
+    busy = [planned.predicted_s for planned in rig.plans if planned.work.prefill_tokens > 64]
+    assert np.median(busy) >= 0.95 * 0.05
+
+
+def _streams(itl_s: float) -> tuple[Rig, list[int]]:
+    """32 streams that decode at ease."""
+    targets = {tier: TierTargets(ttft_s=0.5, itl_s=itl_s) for tier in LOOSE}
+    rig = Rig(large_config(slots=33, targets=targets), checked=False, cells=False)
+    made = [request(f"s{i}", 2000, 3000, tenant="chat", ttft_target_s=1e3) for i in range(32)]
+    streams = [rig.submit(each) for each in made]
+    while not all(len(rig.tokens[number]) > 20 for number in streams):
+        rig.step()
+    return rig, streams
+
+
+@pytest.mark.parametrize("target_in_steps", [2.0, 4.0])
+def test_a_64k_prompt_among_32_streams_keeps_their_class_target(target_in_steps: float) -> None:
+    probe, streams = _streams(itl_s=0.05)
+    steady_s = float(np.median(_inter_token(probe, streams, 300)))
+    rig, streams = _streams(itl_s=target_in_steps * steady_s)
+    rig.submit(request("long", 64_000, 10, tenant="other"))
+    during = _inter_token(rig, streams, 1500)
+    assert "long" in {event.request_id for event in rig.ended.values()}
+    assert np.percentile(during, 99) <= target_in_steps * steady_s
+    assert np.percentile(during, 99) > 1.2 * steady_s, "nothing happened"
+
+
+def _inter_token(rig: Rig, streams: list[int], steps: int) -> np.ndarray:
+    gaps: list[float] = []
+    for _ in range(steps):
+        rig.step()
+    for number in streams:
+        gaps.extend(np.diff(rig.token_times[number][-steps:]).tolist())
+    return np.array(gaps)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_lowest_tier_waits_no_longer_than_the_ageing_time(depth: int) -> None:
+    rig = Rig(large_config(slots=8, ageing_s=3.0), depth=depth, checked=False, cells=False)
+    count = 0
+    low: dict[int, float] = {}
+    while rig.now_s < 40.0:
+        while rig.engine.load().waiting < 40:
+            count += 1
+            high = request(f"h{count}", 100, 20, tenant=f"high{count % 3}", tier=Tier.ENTERPRISE, ttft_target_s=1e3)
+            rig.submit(high)
+        if rig.now_s >= 5.0 + 1.5 * len(low) and len(low) < 16:
+            made = request(f"l{len(low)}", 100, 20, tenant="low", tier=Tier.BATCH, ttft_target_s=1e3)
+            low[rig.submit(made)] = rig.now_s
+        rig.step()
+    waits = [rig.token_times[number][0] - arrival_s for number, arrival_s in low.items() if rig.token_times[number]]
+    assert len(waits) == len(low), "somebody starved"
+    one_turn_s = 25 * 0.05
+    assert max(waits) <= 3.0 + one_turn_s
+    assert min(waits) > 1.0, "the higher tier was not ahead: the test shows nothing"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_reserved_tenant_gets_its_slots_within_one_step(depth: int) -> None:
+    tenants = [TenantConfig("vip", reserved_slots=4, reserved_blocks=64)]
+    rig = Rig(engine_config(slots=8, blocks=400, tenants=tenants), depth=depth)
+    for i in range(30):
+        rig.submit(request(f"b{i}", 20, 60, tenant="borrower"))
+    for _ in range(5):
+        rig.step()
+    assert rig.engine.load().free_slots == 0, "reserved slots are lent while unused"
+    asked = {rig.submit(request(f"v{i}", 20, 10, tenant="vip")) for i in range(4)}
+    planned = rig.plan() if depth == 2 else None
+    planned = planned or rig.plan()
+    assert planned is not None
+    assert asked == {start.number for start in planned.begun}
+    rig.run()
+    rig.assert_true()
