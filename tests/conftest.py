@@ -1,8 +1,11 @@
 """Settings that every test shares. Knows no package of the product."""
 
+from pathlib import Path
+
 import hypothesis
 import pytest
 
+TESTS = Path(__file__).parent
 THOROUGH_FACTOR = 10
 
 
@@ -26,8 +29,14 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--thorough"):
-        return
+    for item in items:
+        if item.path.is_relative_to(TESTS) and item.path.parent != TESTS:
+            item.add_marker(item.path.relative_to(TESTS).parts[0])  # a tier is a folder: -m unit
+    if config.getoption("--thorough"):
+        _multiply_examples(items)
+
+
+def _multiply_examples(items: list[pytest.Item]) -> None:
     # Several items share one owner: each parameter set of a test is an item.
     owners = {id(owner): (owner, name) for owner, name in map(_settings_home, items) if name}
     for owner, name in owners.values():

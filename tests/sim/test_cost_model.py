@@ -34,11 +34,9 @@ class Traffic:
         for _ in range(steps):
             if rig.engine.load().waiting < 4:
                 self._submit()
+            before_s = rig.now_s
             rig.step()
-            planned = rig.plans[-1]
-            actual_s = rig.now_s - self.before_s if hasattr(self, "before_s") else planned.predicted_s
-            self.before_s = rig.now_s
-            errors.append(abs(planned.predicted_s / actual_s - 1.0))
+            errors.append(abs(rig.plans[-1].predicted_s / (rig.now_s - before_s) - 1.0))
         return np.array(errors)
 
     def _submit(self) -> None:

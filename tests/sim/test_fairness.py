@@ -9,18 +9,17 @@ from tests.builders import Rig, engine_config, request
 PROFILE = CostProfile(c0_s=5e-3, c_in_s=2e-5, c_out_s=5e-5, c_kv_s=2e-8, c_att_s=1e-10)
 
 
-def fair_config(tenants: list[TenantConfig] | None = None, **others: object) -> EngineConfig:
+def fair_config(*tenants: TenantConfig) -> EngineConfig:
     return engine_config(
         slots=16,
         blocks=16 * 64,
         block_size=16,
         context_len=4096,
         profile=PROFILE,
-        tenants=tenants or [],
+        tenants=tenants,
         max_queue_s=1e5,
         queue_timeout_s=1e6,
         max_step_tokens=2048,
-        **others,
     )
 
 
@@ -66,7 +65,7 @@ def test_equal_tenants_with_ten_to_one_sizes_get_equal_device_time(depth: int) -
 
 
 def test_weights_three_to_one_give_three_to_one() -> None:
-    config = fair_config([TenantConfig("heavy", weight=3.0), TenantConfig("light", weight=1.0)])
+    config = fair_config(TenantConfig("heavy", weight=3.0), TenantConfig("light", weight=1.0))
     rig = Rig(config, checked=False, cells=False)
     backlog = Backlog(rig, {"heavy": (200, 60), "light": (300, 40)}, depth=40)
     backlog.run(4000)

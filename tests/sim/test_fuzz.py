@@ -192,7 +192,7 @@ class Watch:
                 and tenants.over_cap(other.tenant)
                 and not other.guaranteed
                 and other.begun_step != planned.step
-                and table.num_known(other) >= other.safe_below
+                and table.emitted[other.slot] >= table.safe_below[other.slot]
             ]
             assert not (over and fits and num_free == 0), "a borrower stays while another tenant waits"
 

@@ -11,7 +11,7 @@ from tests.builders import Rig, engine_config, request
 def _crowd(depth: int, seed: int, *, guaranteed_share: float = 0.0) -> Rig:
     """Sequences that want about four times the pool at once."""
     rng = np.random.default_rng(seed)
-    rig = Rig(engine_config(slots=16, blocks=60, block_size=4, context_len=200), depth=depth)
+    rig = Rig(engine_config(slots=16, blocks=60, block_size=4, context_len=200, max_queue_s=1e3), depth=depth)
     for i in range(60):
         output = int(rng.integers(10, 80))
         guaranteed = rng.random() < guaranteed_share

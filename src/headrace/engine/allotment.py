@@ -159,7 +159,11 @@ class Allotment:
         return wanted <= min(state.guarantee_limit(sequence.tenant), lendable)
 
     def _watermark(self, sequence: Sequence) -> int:
-        """Blocks left free so that running rows can grow; more for one that was preempted before."""
+        """Blocks left free so that running rows can grow; more for one that was preempted before.
+
+        Every row needs a block once in `block_size` steps; a quarter of the rows bridges the time until
+        others end.
+        """
         state = self._state
         running = state.table.num_running
         if running == 0:
@@ -168,7 +172,7 @@ class Allotment:
         if sequence.preemptions:
             left = max(sequence.expected_output - len(sequence.outputs), float(state.config.block_size))
             again = sequence.preemptions * state.blocks_for(int(left))
-        return min(running + again, state.config.blocks // 4 + 1)
+        return min(-(-running // 4) + again, state.config.blocks // 4 + 1)
 
     def _lend(self, borrowers: list[Lane], draft: Draft) -> None:
         """Nobody else waits: what is idle goes to tenants above their caps, until somebody does."""

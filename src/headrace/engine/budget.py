@@ -1,4 +1,4 @@
-"""How long the next step may take, and what is left of it. Owns the rule of DESIGN: targets, never a constant."""
+"""How long the next step may take, and what is left of it. Derived from targets, never a constant."""
 
 from dataclasses import dataclass
 
@@ -6,6 +6,8 @@ from headrace.engine.cost import CostModel
 
 # A newcomer waits for the step in flight: a step takes at most this part of the shortest TTFT target.
 _TTFT_PART = 0.2
+# What is left of a TTFT target for the queue, after the step in flight and the newcomer's own.
+QUEUE_PART = 1.0 - 2.0 * _TTFT_PART
 # A target below twice the smallest step cannot be kept by anybody; it would only stop all prefill.
 _LEAST_STEPS = 2.0
 

@@ -1,9 +1,8 @@
 """What is refused at submission, before anything is allocated. Owns the queue's bound in seconds of work."""
 
-import math
-
 from headrace.core.errors import ContextLengthExceeded, DeadlineUnmeetable, InvalidInput, QueueFull
 from headrace.core.request import Admission, Request, check_sampling, check_times
+from headrace.engine.budget import QUEUE_PART
 from headrace.engine.sequence import Sequence
 from headrace.engine.state import State
 
@@ -12,8 +11,6 @@ class Intake:
     def __init__(self, state: State) -> None:
         self._state = state
         self._next_number = 0
-        # Device-seconds per second of marginal work: what sharing c0 among rows comes to.
-        self.overhead = 1.0
 
     def accept(self, request: Request, now_s: float) -> int:
         """Check, bound and file a request; returns its sequence number."""
@@ -92,9 +89,7 @@ class Intake:
         expected = min(state.estimates.expected(request.tenant, num_prompt), float(limit - num_prompt))
         known = num_prompt + len(request.replay_ids)
         output = max(1.0, min(expected - len(request.replay_ids), float(left)))
-        model = state.model
-        decode_s = output * (model.c_out_s + model.c_kv_s * (known + 0.5 * output))
-        prompt_s = self.overhead * model.prompt_s(known)
+        prompt_s = state.model.prompt_s(known)
         sequence = Sequence(
             number=self._next_number,
             request=request,
@@ -104,11 +99,19 @@ class Intake:
             limit=limit,
             expected_output=expected,
             prompt_s=prompt_s,
-            work_s=prompt_s + self.overhead * decode_s,
+            work_s=prompt_s + self._decode_s(known, output),
             outputs=list(request.replay_ids),
         )
         sequence.ttft_at_s = now_s + state.ttft_s(sequence)
         return sequence
+
+    def _decode_s(self, known: int, output: float) -> float:
+        """Device-seconds of `output` tokens in a full engine, where as many rows as fit share each step's c0."""
+        state = self._state
+        model = state.model
+        rows = min(state.config.slots, state.config.blocks / state.blocks_for(int(known + output)))
+        token_s = model.c_out_s + model.c_kv_s * (known + 0.5 * output) + model.c0_s / max(1.0, rows)
+        return output * token_s
 
     def _bound(self, sequence: Sequence) -> None:
         """Refuse at once what would wait longer than it was promised, or than the queue may hold.
@@ -120,7 +123,7 @@ class Intake:
         wait_s = self.expected_wait_s(sequence.tenant)
         if state.line.count >= config.max_waiting:
             raise QueueFull("too many sequences wait", retry_after_s=max(1.0, wait_s))
-        most_s = min(config.max_queue_s, state.ttft_s(sequence))
+        most_s = min(config.max_queue_s, QUEUE_PART * state.ttft_s(sequence))
         if wait_s > most_s:
             raise QueueFull(
                 f"the wait is {wait_s:.1f} s for this tenant now and may be {most_s:.1f} s",
@@ -146,11 +149,6 @@ class Intake:
         else:
             own_s, all_s = tenants.waiting_s[tenant], state.queue_s
         return min(all_s, own_s / tenants.share(tenant)) if own_s else 0.0
-
-    def learn_overhead(self, predicted_s: float, marginal_s: float) -> None:
-        if marginal_s > 0.0 and math.isfinite(predicted_s):
-            ratio = min(predicted_s / marginal_s, 1e3)
-            self.overhead += 0.02 * (ratio - self.overhead)
 
 
 def _check_ids(ids: tuple[int, ...], vocab_size: int, param: str) -> None:

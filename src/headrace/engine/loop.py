@@ -47,7 +47,7 @@ class Engine:
         self._masks = masks
         self._state = State(config)
         self._intake = Intake(self._state)
-        self._scheduler = Scheduler(self._state, self._intake)
+        self._scheduler = Scheduler(self._state)
         self._applier = Applier(self._state)
         self._flights: deque[Flight] = deque()
         self._unsampled: Flight | None = None
@@ -103,10 +103,15 @@ class Engine:
     # The loop
 
     def turn(self, now_s: float) -> StepFrame:
-        """One iteration: fill the pipeline, then wait for the oldest plan."""
+        """One iteration: fill the pipeline, then wait for the oldest plan. Proves the accounts when it falls idle."""
         while self.begin(now_s):
             pass
-        return self.end(now_s) if self._flights else self.take_events(now_s)
+        if not self._flights:
+            return self.take_events(now_s)
+        frame = self.end(now_s)
+        if self.idle:
+            self.check()
+        return frame
 
     def begin(self, now_s: float) -> bool:
         """Plan and launch one step if the pipeline has room. False when full or nothing can run."""

@@ -5,12 +5,27 @@ under its share against one above, a guaranteed sequence against elastic ones. K
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+import numpy as np
+
+from headrace.core.plan import BoolArray
+from headrace.core.request import Tier
+from headrace.engine.draft import SlotArray
 from headrace.engine.sequence import Sequence
 from headrace.engine.state import State
 
 # After this many preemptions others go first, as long as there are others.
 _PATIENCE = 3
+_TOP = int(max(Tier))
+
+
+@dataclass(slots=True, frozen=True)
+class Claim:
+    """Whose elastic sequences may be taken from, and up to which tier."""
+
+    from_tenant: Callable[[int], bool]
+    up_to_tier: int = _TOP
 
 
 class Memory:
@@ -27,28 +42,22 @@ class Memory:
             return True
         if state.num_coming_blocks:
             return False
-        if grower.guaranteed:
-            return self._room_for_guaranteed(grower, now_s)
-        victim = self._victim(lambda other: not other.guaranteed and self._may_lose(other, grower), blocks=True)
+        victim = self._first(Claim(self._may_lose_blocks_to(grower.tenant)), blocks=True)
+        if victim is None and grower.guaranteed:
+            victim = self._youngest_guaranteed()
         if victim is None:
             return False
         state.preempt(victim, now_s)
         return victim is not grower and state.pool.num_available > 0
 
-    def _room_for_guaranteed(self, grower: Sequence, now_s: float) -> bool:
-        state = self._state
-        victim = self._victim(lambda other: not other.guaranteed, blocks=True)
-        if victim is None:
-            running = state.table.running()
-            if any(not other.guaranteed for other in running):
-                return False
-            # Every block is guaranteed: the youngest that has gained something gives way.
-            able = [other for other in running if self._has_gained(other)]
-            if not able:
-                return False
-            victim = max(able, key=lambda other: (other.arrival_s, other.number))
-        state.preempt(victim, now_s)
-        return victim is not grower and state.pool.num_available > 0
+    def _youngest_guaranteed(self) -> Sequence | None:
+        """Who goes when every block is guaranteed, and only then."""
+        table = self._state.table
+        taken = table.number >= 0
+        if (taken & ~table.guaranteed).any():
+            return None
+        able: list[Sequence] = table.sequences[taken & self._has_gained()].tolist()
+        return max(able, key=lambda other: (other.arrival_s, other.number), default=None)
 
     def may_claim_slot(self, sequence: Sequence) -> bool:
         """Has the sequence a right to a slot that somebody holds? Cheap: asked every step."""
@@ -56,28 +65,12 @@ class Memory:
 
     def claim_slot(self, sequence: Sequence, now_s: float) -> bool:
         """Free a slot for a waiting sequence that has a right to one."""
-        allowed = self._slot_claim(sequence)
-        if allowed is None:
-            return False
-        victim = self._victim(lambda other: not other.guaranteed and allowed(other), blocks=False)
+        claim = self._slot_claim(sequence)
+        victim = self._first(claim, blocks=False) if claim is not None else None
         if victim is None:
             return False
         self._state.preempt(victim, now_s)
         return True
-
-    def _slot_claim(self, sequence: Sequence) -> Callable[[Sequence], bool] | None:
-        """Whom the sequence may take a slot from."""
-        tenants = self._state.tenants
-        tenant = sequence.tenant
-        if tenants.used_slots[tenant] < tenants.reserved_slots[tenant]:
-            return self._uses_more_slots_than_reserved
-        if not tenants.within_cap(tenant, 1, 0):
-            return None
-        if tenants.any_over_cap(tenant):
-            return self._is_borrowed_from_others(tenant)
-        if self._far_under_share(tenant):
-            return self._above_share(sequence)
-        return None
 
     def claim_blocks(self, sequence: Sequence, missing: int, now_s: float) -> bool:
         """Free `missing` blocks for a waiting sequence that has a right to them, or nothing at all.
@@ -86,111 +79,116 @@ class Memory:
         """
         state = self._state
         missing -= state.num_coming_blocks
-        if missing <= 0:
+        claim = self._block_claim(sequence) if missing > 0 else None
+        if claim is None:
             return False
-        allowed = self._block_claim(sequence)
-        if allowed is None:
-            return False
-        able = self._ordered(lambda other: not other.guaranteed and allowed(other), blocks=True)
         chosen: list[Sequence] = []
-        for other in able:
+        for slot in self._ordered(claim, blocks=True).tolist():
             if missing <= 0:
                 break
-            chosen.append(other)
-            missing -= state.pool.num_exclusive(other.blocks)
+            victim: Sequence = state.table.sequences[slot]
+            chosen.append(victim)
+            missing -= state.pool.num_exclusive(victim.blocks)
         if missing > 0:
             return False
-        for other in chosen:
-            state.preempt(other, now_s)
+        for victim in chosen:
+            state.preempt(victim, now_s)
         return True
 
-    def _block_claim(self, sequence: Sequence) -> Callable[[Sequence], bool] | None:
+    def _slot_claim(self, sequence: Sequence) -> Claim | None:
+        """Whom the sequence may take a slot from."""
+        state = self._state
+        tenants = state.tenants
+        tenant = sequence.tenant
+        if tenants.used_slots[tenant] < tenants.reserved_slots[tenant]:
+            return Claim(lambda other: tenants.used_slots[other] > tenants.reserved_slots[other])
+        if not tenants.within_cap(tenant, 1, 0):
+            return None
+        if tenants.any_over_cap(tenant):
+            return self._from_borrowers(tenant)
+        # Half its share is what a tenant may claim by preemption; the rest comes as others end.
+        if tenants.used_slots[tenant] + 1 <= 0.5 * tenants.share(tenant) * state.config.slots:
+            return self._from_those_above_share(sequence)
+        return None
+
+    def _block_claim(self, sequence: Sequence) -> Claim | None:
         """Whom the sequence may take blocks from."""
         state = self._state
         tenants = state.tenants
         tenant = sequence.tenant
-        need = state.blocks_for(sequence.num_tokens)
-        if sequence.guaranteed:
-            return lambda other: self._may_lose(other, sequence)
-        if tenants.used_blocks[tenant] + need <= tenants.reserved_blocks[tenant]:
-            return lambda other: self._may_lose(other, sequence)
-        if not tenants.within_cap(tenant, 1, need):
+        wanted = tenants.used_blocks[tenant] + state.blocks_for(sequence.num_tokens)
+        if sequence.guaranteed or wanted <= tenants.reserved_blocks[tenant]:
+            return Claim(self._may_lose_blocks_to(tenant))
+        if not tenants.within_cap(tenant, 1, wanted - tenants.used_blocks[tenant]):
             return None
         if tenants.any_over_cap(tenant):
-            return self._is_borrowed_from_others(tenant)
-        half_share = 0.5 * tenants.share(tenant) * state.config.blocks
-        if tenants.used_blocks[tenant] + need <= half_share:
-            return self._above_share(sequence)
+            return self._from_borrowers(tenant)
+        if wanted <= 0.5 * tenants.share(tenant) * state.config.blocks:
+            return self._from_those_above_share(sequence)
         return None
 
-    def _is_borrowed_from_others(self, tenant: int) -> Callable[[Sequence], bool]:
+    def _from_borrowers(self, tenant: int) -> Claim:
         tenants = self._state.tenants
-        return lambda other: other.tenant != tenant and tenants.over_cap(other.tenant)
+        return Claim(lambda other: other != tenant and tenants.over_cap(other))
 
-    def _far_under_share(self, tenant: int) -> bool:
-        """Half its share is what a tenant may claim by preemption; the rest comes as others end."""
-        state = self._state
-        half_share = 0.5 * state.tenants.share(tenant) * state.config.slots
-        return state.tenants.used_slots[tenant] + 1 <= half_share
+    def _from_those_above_share(self, claimant: Sequence) -> Claim:
+        config = self._state.config
+        tenants = self._state.tenants
 
-    def _above_share(self, claimant: Sequence) -> Callable[[Sequence], bool]:
-        state = self._state
-        tenants = state.tenants
-
-        def allowed(other: Sequence) -> bool:
-            share = tenants.share(other.tenant)
+        def allowed(other: int) -> bool:
+            share = tenants.share(other)
+            above = tenants.used_slots[other] > share * config.slots or (
+                tenants.used_blocks[other] > share * config.blocks
+            )
             return (
-                other.tenant != claimant.tenant
-                and tenants.level[other.tenant] > tenants.level[claimant.tenant]
-                and other.request.tier <= claimant.request.tier
-                and (
-                    tenants.used_slots[other.tenant] > share * state.config.slots
-                    or tenants.used_blocks[other.tenant] > share * state.config.blocks
-                )
-                and tenants.used_slots[other.tenant] > tenants.reserved_slots[other.tenant]
+                above
+                and other != claimant.tenant
+                and bool(tenants.level[other] > tenants.level[claimant.tenant])
+                and tenants.used_slots[other] > tenants.reserved_slots[other]
             )
 
-        return allowed
+        return Claim(allowed, up_to_tier=int(claimant.request.tier))
 
-    def _uses_more_slots_than_reserved(self, other: Sequence) -> bool:
-        tenants = self._state.tenants
-        return tenants.used_slots[other.tenant] > tenants.reserved_slots[other.tenant]
-
-    def _may_lose(self, other: Sequence, claimant: Sequence) -> bool:
+    def _may_lose_blocks_to(self, tenant: int) -> Callable[[int], bool]:
         """Blocks within a reservation are taken by the same tenant only."""
         tenants = self._state.tenants
-        if other.tenant == claimant.tenant or not tenants.reserved_blocks[other.tenant]:
-            return True
-        return tenants.used_blocks[other.tenant] > tenants.reserved_blocks[other.tenant]
+        reserved, used = tenants.reserved_blocks, tenants.used_blocks
+        return lambda other: other == tenant or not reserved[other] or used[other] > reserved[other]
 
-    def _has_gained(self, sequence: Sequence) -> bool:
+    def _has_gained(self) -> BoolArray:
         """A preempted sequence is not preempted again before it has gained tokens."""
-        return self._state.table.num_known(sequence) >= sequence.safe_below
+        table = self._state.table
+        return table.emitted >= table.safe_below
 
-    def _ordered(self, allowed: Callable[[Sequence], bool], *, blocks: bool) -> list[Sequence]:
-        """Possible victims, first to go first: borrowed, lowest tier, most over its share, cheapest."""
+    def _ordered(self, claim: Claim, *, blocks: bool) -> SlotArray:
+        """Slots that may be taken, first to go first: borrowed, lowest tier, most over its share, cheapest."""
         state = self._state
-        tenants = state.tenants
-        computed = state.table.computed
+        table, tenants = state.table, state.tenants
+        able = (table.number >= 0) & ~table.guaranteed & self._has_gained()
+        able &= (table.begun_step != state.planning_step) & (table.tier <= claim.up_to_tier)
+        slots: SlotArray = able.nonzero()[0]
         used = tenants.used_blocks if blocks else tenants.used_slots
-        rows = []
-        for other in state.table.running():
-            if other.begun_step == state.planning_step or not self._has_gained(other) or not allowed(other):
-                continue
-            rows.append(
-                (
-                    other.preemptions >= _PATIENCE,
-                    not tenants.over_cap(other.tenant),
-                    int(other.request.tier),
-                    -used[other.tenant] / float(tenants.weight[other.tenant]),
-                    int(computed[other.slot]),
-                    -other.number,
-                    other,
-                )
-            )
-        rows.sort(key=lambda row: row[:-1])
-        return [row[-1] for row in rows]
+        # Per tenant: borrowed or not, and how much it uses for its weight.
+        owners, row = np.unique(table.tenant[slots], return_inverse=True)
+        names = owners.tolist()
+        allowed = np.array([claim.from_tenant(tenant) for tenant in names], np.bool_)
+        within = np.array([not tenants.over_cap(tenant) for tenant in names], np.bool_)
+        use = np.array([-used[tenant] / float(tenants.weight[tenant]) for tenant in names])
+        kept = allowed[row] if names else row.astype(np.bool_)
+        slots, row = slots[kept], row[kept]
+        if not len(slots):
+            return slots
+        keys = (
+            -table.number[slots],
+            table.computed[slots],
+            use[row],
+            table.tier[slots],
+            within[row],
+            table.preemptions[slots] >= _PATIENCE,
+        )
+        ordered: SlotArray = slots[np.lexsort(keys)]
+        return ordered
 
-    def _victim(self, allowed: Callable[[Sequence], bool], *, blocks: bool) -> Sequence | None:
-        ordered = self._ordered(allowed, blocks=blocks)
-        return ordered[0] if ordered else None
+    def _first(self, claim: Claim, *, blocks: bool) -> Sequence | None:
+        ordered = self._ordered(claim, blocks=blocks)
+        return self._state.table.sequences[ordered[0]] if len(ordered) else None

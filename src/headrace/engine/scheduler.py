@@ -10,7 +10,6 @@ from headrace.core.plan import BoolArray, IntArray, Plan, Work, measure_work
 from headrace.engine.allotment import Allotment
 from headrace.engine.budget import StepBudget, step_target_s
 from headrace.engine.draft import Chunk, DecodeRows, Draft, Flight, SlotArray
-from headrace.engine.intake import Intake
 from headrace.engine.line import Lane
 from headrace.engine.memory import Memory
 from headrace.engine.sequence import Sequence
@@ -21,9 +20,8 @@ _NONE = np.zeros(0, np.int32)
 
 
 class Scheduler:
-    def __init__(self, state: State, intake: Intake) -> None:
+    def __init__(self, state: State) -> None:
         self._state = state
-        self._intake = intake
         self._memory = Memory(state)
         self._allotment = Allotment(state, self._memory)
         self._step = 0
@@ -192,7 +190,6 @@ class Scheduler:
         model = state.model
         rows = list(enumerate(chunks, len(slots) - len(chunks)))
         marginal_s = plan.predicted_s - model.c0_s
-        self._intake.learn_overhead(plan.predicted_s, marginal_s)
         scale = plan.predicted_s / marginal_s if marginal_s > 0.0 else 0.0
         charges = plan.starts * (model.c_kv_s * scale) + (model.c_out_s + model.c_kv_s) * scale
         for row, chunk in rows:

@@ -40,6 +40,13 @@ class SlotTable:
         self.grow_at = np.zeros(slots, np.int32)
         self._ahead = np.zeros(slots, np.int32)
         self.tenant = np.zeros(slots, np.intp)
+        # What decides who gives way.
+        self.tier = np.zeros(slots, np.int8)
+        self.guaranteed = np.zeros(slots, np.bool_)
+        self.begun_step = np.full(slots, -1, np.int64)
+        self.preemptions = np.zeros(slots, np.int32)
+        # Output tokens below which it is not preempted again.
+        self.safe_below = np.zeros(slots, np.int32)
         self.itl_s = np.full(slots, np.inf)
         self.masked = np.zeros(slots, np.bool_)
         self.emitted = np.zeros(slots, np.int32)
@@ -80,6 +87,11 @@ class SlotTable:
         self.last_step[slot] = sequence.last_step
         self.limit[slot] = sequence.limit
         self.tenant[slot] = sequence.tenant
+        self.tier[slot] = sequence.request.tier
+        self.guaranteed[slot] = sequence.guaranteed
+        self.begun_step[slot] = sequence.begun_step
+        self.preemptions[slot] = sequence.preemptions
+        self.safe_below[slot] = sequence.safe_below - sequence.num_prompt
         self.itl_s[slot] = itl_s
         self.masked[slot] = sampling.masked
         self.num_masked += sampling.masked
@@ -160,12 +172,6 @@ class SlotTable:
         if end > len(outputs):
             first = len(outputs) & (_BUFFER - 1)
             outputs.extend(self._buffer[slot, first : first + end - len(outputs)].tolist())
-
-    def num_known(self, sequence: Sequence) -> int:
-        """Tokens of `sequence` whose ids the host knows, those in the table's buffer included."""
-        if sequence.slot < 0:
-            return sequence.num_tokens
-        return sequence.num_prompt + int(self.emitted[sequence.slot])
 
     def _set_stops(self, slot: int, stops: tuple[int, ...]) -> None:
         missing = len(stops) - len(self.stops)
