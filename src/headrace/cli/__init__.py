@@ -1,0 +1,1 @@
+"""The console command: the composition root, the only place that constructs and wires."""

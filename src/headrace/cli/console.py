@@ -1,0 +1,35 @@
+"""What commands share: notes on stderr, one JSON document on stdout, and where pictures go."""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from headrace.core.errors import InvalidInput
+
+
+def note(line: str) -> None:
+    """Progress and remarks, which never mix with a result."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def print_json(document: object) -> None:
+    import msgspec
+
+    print(msgspec.json.encode(document).decode())
+
+
+def as_text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def picture_target(asked: Path | None, default: Path) -> Path | None:
+    """Without matplotlib nothing is drawn, which is an error only if a picture was asked for."""
+    if find_spec("matplotlib") is not None:
+        from headrace.sim.picture import check_picture
+
+        check_picture(asked or default)
+        return asked or default
+    if asked is not None:
+        raise InvalidInput("--picture needs matplotlib: pip install 'headrace[draw]'", param="picture")
+    note("no picture: matplotlib is not installed (pip install 'headrace[draw]')")
+    return None

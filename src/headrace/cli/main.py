@@ -1,0 +1,103 @@
+"""The `headrace` command: finds the subcommand, maps errors to one line and an exit code.
+
+A subcommand's module is imported only when it is the one asked for, so that help is quick.
+Exit codes: 0 done, 1 failed, 2 the caller's input, 130 interrupted. Knows nothing of what commands do.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, NamedTuple
+
+import typer
+
+from headrace import __version__
+from headrace.core.errors import HeadraceError, InvalidInput
+
+
+class Subcommand(NamedTuple):
+    """Where a subcommand lives: `attribute` of `module` is a function, or a Typer with commands of its own."""
+
+    module: str
+    attribute: str
+    help: str
+
+
+SUBCOMMANDS = {
+    "serve": Subcommand("headrace.cli.serve", "serve", "Start the product (today: the simulator's demonstration)."),
+    "simulate": Subcommand("headrace.cli.simulate", "simulate", "Run a scenario under the virtual clock."),
+    "plan": Subcommand("headrace.cli.plan", "plan", "Turn a profile and a load into replicas, cost and headroom."),
+    "bench": Subcommand("headrace.cli.bench", "bench", "Measure batching and the scheduler."),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command line and exit with its code."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    try:
+        build_app(argv)(args=argv, prog_name="headrace")
+    except HeadraceError as error:
+        sys.exit(report_error(error, as_json="--json" in argv))
+    except BrokenPipeError:
+        # The reader of our output has gone. Python would fail again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def build_app(argv: Sequence[str]) -> typer.Typer:
+    """All subcommands by name; only the one that `argv` asks for is loaded."""
+    app = typer.Typer(
+        name="headrace",
+        help="An inference server that schedules tokens, not requests.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    asked = next((word for word in argv if not word.startswith("-")), None)
+    for name, subcommand in SUBCOMMANDS.items():
+        if name != asked:
+            app.command(name, help=subcommand.help)(_not_loaded)
+            continue
+        target = getattr(import_module(subcommand.module), subcommand.attribute)
+        if isinstance(target, typer.Typer):
+            app.add_typer(target, name=name, help=subcommand.help)
+        else:
+            app.command(name, help=subcommand.help)(target)
+    return app
+
+
+def report_error(error: HeadraceError, *, as_json: bool) -> int:
+    """Say what went wrong and return the exit code."""
+    print(f"error: {' '.join(error.message.split())}", file=sys.stderr)
+    if as_json:
+        import msgspec
+
+        body = {"error": {"code": error.code, "message": error.message, "param": error.param}}
+        print(msgspec.json.encode(body).decode())
+    return 2 if isinstance(error, InvalidInput) else 1
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"headrace {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options before any subcommand; the version is shown before this runs."""
+
+
+def _not_loaded() -> None:
+    raise AssertionError("a subcommand that was not asked for was run")
+
+
+if __name__ == "__main__":
+    main()
