@@ -1,0 +1,91 @@
+"""Request traces: one JSON object a line, in order of arrival.
+
+Owns the shape of a row, its reading and writing. A row says what a client does, never what became of
+it. The generated load of a scenario takes the same shape, so that it can be saved and replayed.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from headrace.core.errors import InvalidInput
+
+Tokens = Annotated[int, Meta(ge=1, le=10_000_000)]
+Seconds = Annotated[float, Meta(gt=0, le=1e6)]
+Name = Annotated[str, Meta(min_length=1, max_length=100)]
+TierName = Literal["batch", "free", "plus", "enterprise"]
+AdmissionName = Literal["elastic", "guaranteed"]
+EndName = Literal["length", "stop"]
+
+
+class TraceRow(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One request. `ends` is `length` when the client asked for exactly `output_tokens`, and `stop`
+    when the model stops there by itself, which no scheduler can foresee; `max_tokens` may then be more."""
+
+    arrival_s: Annotated[float, Meta(ge=0, le=1e9)]
+    prompt_tokens: Tokens
+    output_tokens: Tokens
+    tenant: Name = "default"
+    tier: TierName | None = None
+    admission: AdmissionName = "elastic"
+    ends: EndName = "length"
+    max_tokens: Tokens | None = None
+    prefix_group: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    prefix_tokens: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
+    cancel_after_s: Seconds | None = None
+    cancel_after_tokens: Tokens | None = None
+    reader_tokens_per_s: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+    ttft_target_s: Seconds | None = None
+    itl_target_s: Seconds | None = None
+    queue_timeout_s: Seconds | None = None
+    deadline_s: Seconds | None = None
+
+
+_DECODER = msgspec.json.Decoder(TraceRow)
+_ENCODER = msgspec.json.Encoder()
+MAX_LINE = 10_000
+
+
+def read_trace(path: str | os.PathLike[str]) -> Iterator[TraceRow]:
+    """Rows one by one. Raises InvalidInput that names file, line and field."""
+    name = Path(path).name
+    try:
+        with Path(path).open("rb") as lines:
+            yield from _decode_lines(name, lines)
+    except OSError as error:
+        raise InvalidInput(f"trace {path}: {error.strerror or error}", param="trace") from None
+
+
+def _decode_lines(name: str, lines: Iterable[bytes]) -> Iterator[TraceRow]:
+    last_s = 0.0
+    for line_number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"trace {name} line {line_number}"
+        if len(line) > MAX_LINE:
+            raise InvalidInput(f"{where}: longer than {MAX_LINE} bytes", param=where)
+        try:
+            row = _DECODER.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise InvalidInput(f"{where}: {error}", param=where) from None
+        if row.arrival_s < last_s:
+            raise InvalidInput(f"{where}: arrival_s goes back from {last_s:g} to {row.arrival_s:g}", param="arrival_s")
+        last_s = row.arrival_s
+        yield row
+
+
+def write_trace(path: str | os.PathLike[str], rows: Iterable[TraceRow]) -> int:
+    """Returns the number of rows written."""
+    count = 0
+    try:
+        with Path(path).open("wb") as lines:
+            for row in rows:
+                lines.write(_ENCODER.encode(row) + b"\n")
+                count += 1
+    except OSError as error:
+        raise InvalidInput(f"trace {path}: {error.strerror or error}", param="trace") from None
+    return count
