@@ -191,7 +191,7 @@ class Watch:
                 if other.tenant != sequence.tenant
                 and tenants.over_cap(other.tenant)
                 and not other.guaranteed
-                and other.begun_step != planned.step
+                and other.begun_in != state.planning
                 and table.emitted[other.slot] >= table.safe_below[other.slot]
             ]
             assert not (over and fits and num_free == 0), "a borrower stays while another tenant waits"

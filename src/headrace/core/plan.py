@@ -15,6 +15,9 @@ IntArray = NDArray[np.int32]
 BoolArray = NDArray[np.bool_]
 
 
+_ONE = np.array(1, np.int32)
+
+
 class Work(Struct, frozen=True):
     """The sizes a step's time depends on: the features of the cost model."""
 
@@ -28,7 +31,7 @@ def measure_work(starts: IntArray, counts: IntArray) -> Work:
     """A row of one token is a decode row; a longer one is a prefill chunk at its context."""
     ends = starts + counts
     kv_tokens = int(ends.sum())
-    chunks = counts > 1
+    chunks = counts > _ONE
     if b"\x01" not in chunks.tobytes():
         return Work(0, len(counts), kv_tokens, 0)
     sizes = counts[chunks].astype(np.int64)

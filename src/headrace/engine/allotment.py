@@ -103,7 +103,7 @@ class Allotment:
     def _admit(self, sequence: Sequence, draft: Draft, lane: Lane, *, borrowing: bool = False) -> bool:
         """Give the waiting sequence a slot, blocks and a first chunk, if it may have them."""
         state = self._state
-        if state.in_flight(sequence) or sequence.preempted_step == state.planning_step:
+        if state.in_flight(sequence) or sequence.preempted_in == state.planning:
             return False
         if not self._may_have_slot(sequence, borrowing=borrowing):
             return False

@@ -75,16 +75,19 @@ class BlockPool:
         """`count` blocks with one reference each; the caller has checked `num_available`."""
         assert count <= self._num_listed, f"{count} blocks asked, {self._num_listed} available"
         taken: list[int] = []
-        head = self.total
-        following = self._next
+        head, following, previous = self.total, self._next, self._previous
+        references, hash_of = self._references, self._hash_of
+        block = following[head]
         for _ in range(count):
-            block = following[head]
-            self._unlink(block)
-            if self._hash_of[block] is not None:
+            if hash_of[block] is not None:
                 self._forget(block)
                 self._num_cached -= 1
-            self._references[block] = 1
+            references[block] = 1
             taken.append(block)
+            block = following[block]
+        following[head] = block
+        previous[block] = head
+        self._num_listed -= count
         return taken
 
     def release(self, blocks: Sequence[int]) -> None:

@@ -17,6 +17,7 @@ class Intake:
         limit = self._check(request)
         sequence = self._make(request, limit, now_s)
         self._bound(sequence)
+        sequence.expected_wait_s = self._queued_s(sequence.tenant)
         self._next_number += 1
         self._state.accept(sequence, now_s)
         return sequence.number
@@ -138,7 +139,11 @@ class Intake:
             )
 
     def expected_wait_s(self, tenant: int) -> float:
-        """How long newly queued work of this tenant would wait: its own backlog at its share of the device.
+        """How long newly queued work of this tenant would wait, as far as past waits have borne that out."""
+        return self._queued_s(tenant) * self._state.tenants.wait_bias[tenant]
+
+    def _queued_s(self, tenant: int) -> float:
+        """The tenant's own backlog at its share of the device, at most everyone's.
 
         While slots are free only the prompts ahead stand in the way, not what they will generate.
         """

@@ -165,7 +165,7 @@ class Memory:
         state = self._state
         table, tenants = state.table, state.tenants
         able = (table.number >= 0) & ~table.guaranteed & self._has_gained()
-        able &= (table.begun_step != state.planning_step) & (table.tier <= claim.up_to_tier)
+        able &= (table.begun_in != state.planning) & (table.tier <= claim.up_to_tier)
         slots: SlotArray = able.nonzero()[0]
         used = tenants.used_blocks if blocks else tenants.used_slots
         # Per tenant: borrowed or not, and how much it uses for its weight.

@@ -11,13 +11,14 @@ from headrace.core.event import Counter, Outcome, StepFrame
 from headrace.core.plan import BoolArray, RowStatus, StepResult
 from headrace.engine.draft import Chunk, Flight
 from headrace.engine.sequence import Phase, Sequence
-from headrace.engine.slots import some
+from headrace.engine.slots import every, some
 from headrace.engine.state import State
 
 
 class Applier:
     def __init__(self, state: State) -> None:
         self._state = state
+        self._vocab_size = np.array(state.config.vocab_size, np.uint32)
 
     def apply(self, flight: Flight, result: StepResult, now_s: float) -> StepFrame:
         state = self._state
@@ -27,15 +28,16 @@ class Applier:
         state.step_applied(plan.step)
         tokens = result.tokens
         # One comparison for both bounds: a negative id is a huge one when unsigned.
-        sound = tokens.view(np.uint32) < state.config.vocab_size
+        sound = tokens.view(np.uint32) < self._vocab_size
         if not flight.samples_all:
             sound |= ~plan.samples
-        sound &= result.statuses == RowStatus.OK
+        if result.statuses.tobytes().count(RowStatus.OK) != len(tokens):
+            sound &= result.statuses == RowStatus.OK
         live = state.table.generation[flight.slots] == flight.generations
         for row, chunk in flight.chunks:
             self._count_chunk(chunk, live=bool(live[row]), sound=bool(sound[row]), now_s=now_s)
         good = live & sound
-        odd = some(~good)
+        odd = not every(good)
         if not flight.samples_all:
             frame = self._emit(flight, good & plan.samples, result, now_s)
         else:

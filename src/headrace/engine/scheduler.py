@@ -13,7 +13,7 @@ from headrace.engine.draft import Chunk, DecodeRows, Draft, Flight, SlotArray
 from headrace.engine.line import Lane
 from headrace.engine.memory import Memory
 from headrace.engine.sequence import Sequence
-from headrace.engine.slots import some
+from headrace.engine.slots import every, some
 from headrace.engine.state import State
 
 _NONE = np.zeros(0, np.int32)
@@ -31,13 +31,15 @@ class Scheduler:
         # Read-only rows of a pure decode plan.
         self._ones = np.ones(state.config.slots, np.int32)
         self._yes = np.ones(state.config.slots, np.bool_)
+        # A product with these adds up faster than `sum`, and in floats nothing overflows.
+        self._summands = np.ones(state.config.slots)
 
     def schedule(self, now_s: float) -> Flight | None:
         """The next step, or None when no row can run."""
         state = self._state
         self._pass_time(now_s)
         state.expire(now_s)
-        state.planning_step = self._step
+        state.planning += 1
         grown: list[tuple[Sequence, int, int]] = []
         decode = self._decode_rows(now_s, grown)
         draft = Draft(self._budget(decode), now_s, grown=grown)
@@ -75,7 +77,7 @@ class Scheduler:
         if some(short):
             slots = self._grow(slots, slots[short].tolist(), now_s, grown)
             starts = table.computed[slots]
-        return self._in_turn(DecodeRows(slots, starts, int(starts.dot(self._ones[: len(slots)])) + len(slots)))
+        return self._in_turn(DecodeRows(slots, starts, int(starts.dot(self._summands[: len(slots)])) + len(slots)))
 
     def _grow(
         self, slots: SlotArray, short: list[int], now_s: float, grown: list[tuple[Sequence, int, int]]
@@ -140,7 +142,7 @@ class Scheduler:
         chunks = draft.chunks
         grown = draft.grown
         if grown:
-            grown = [entry for entry in grown if entry[0].slot == entry[1] and entry[0].begun_step != self._step]
+            grown = [entry for entry in grown if entry[0].slot == entry[1] and entry[0].begun_in != state.planning]
         slots, starts, counts, samples, work = self._rows(decode, chunks)
         freed = state.pool.take_freed()
         plan = Plan(
@@ -195,7 +197,7 @@ class Scheduler:
         for row, chunk in rows:
             charges[row] = chunk.seconds * scale * (1.0 - chunk.again / chunk.count)
         state.tenants.charge(table.tenant[slots], charges)
-        samples_all = not chunks or b"\x00" not in plan.samples.tobytes()
+        samples_all = not chunks or every(plan.samples)
         return Flight(plan, slots, table.sequences[slots], table.generation[slots], charges, rows, samples_all)
 
     def _commit(self, flight: Flight, now_s: float) -> None:

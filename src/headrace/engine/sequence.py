@@ -31,6 +31,8 @@ class Sequence:
     # Predicted device-seconds of its known tokens, and of those and its expected output.
     prompt_s: float
     work_s: float
+    # Work that stood before it when it came; what the wait was in the end corrects later guesses.
+    expected_wait_s: float = 0.0
     phase: Phase = Phase.WAITING
     started: bool = False
     slot: int = -1
@@ -49,9 +51,9 @@ class Sequence:
     reserved_blocks: int = 0
     # The last launched plan that names it, up to date once it has left its slot.
     last_step: int = -1
-    # The plan that gave it its slot, and the one that took it.
-    begun_step: int = -1
-    preempted_step: int = -1
+    # The planning that gave it its slot, and the one that took it.
+    begun_in: int = -1
+    preempted_in: int = -1
     counters: list[int] = field(default_factory=lambda: [0] * NUM_COUNTERS)
     preemptions: int = 0
     # Not preempted again before it holds this many tokens.

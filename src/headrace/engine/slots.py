@@ -15,11 +15,19 @@ from headrace.engine.sequence import Sequence
 _BUFFER = 128
 # A position no sequence reaches, with room to add to it.
 _NEVER = 2**30
+# Constants as arrays: numpy adds those in half the time of a Python number.
+_ONE = np.array(1, np.int32)
+_LAST = np.array(_BUFFER - 1, np.int32)
 
 
 def some(mask: BoolArray) -> bool:
     """`mask.any()`, ten times as fast on short rows."""
     return b"\x01" in mask.tobytes()
+
+
+def every(mask: BoolArray) -> bool:
+    """`mask.all()`, likewise."""
+    return b"\x00" not in mask.tobytes()
 
 
 class SlotTable:
@@ -43,7 +51,7 @@ class SlotTable:
         # What decides who gives way.
         self.tier = np.zeros(slots, np.int8)
         self.guaranteed = np.zeros(slots, np.bool_)
-        self.begun_step = np.full(slots, -1, np.int64)
+        self.begun_in = np.full(slots, -1, np.int64)
         self.preemptions = np.zeros(slots, np.int32)
         # Output tokens below which it is not preempted again.
         self.safe_below = np.zeros(slots, np.int32)
@@ -52,8 +60,7 @@ class SlotTable:
         self.emitted = np.zeros(slots, np.int32)
         self.min_tokens = np.zeros(slots, np.int32)
         self.counters = np.zeros((slots, NUM_COUNTERS), np.int32)
-        # The same memory with a whole counter row as one item: rows are gathered at once.
-        self._counter_rows = self.counters.view(f"V{4 * NUM_COUNTERS}").ravel()
+        self._emitted_counter = self.counters[:, Counter.EMITTED]
         # One line per stop id, as many as the occupant with the most of them needs.
         self.stops = np.full((1, slots), -1, np.int32)
         # Tokens applied but not yet moved to the sequence: token i at i modulo the width.
@@ -89,7 +96,7 @@ class SlotTable:
         self.tenant[slot] = sequence.tenant
         self.tier[slot] = sequence.request.tier
         self.guaranteed[slot] = sequence.guaranteed
-        self.begun_step[slot] = sequence.begun_step
+        self.begun_in[slot] = sequence.begun_in
         self.preemptions[slot] = sequence.preemptions
         self.safe_below[slot] = sequence.safe_below - sequence.num_prompt
         self.itl_s[slot] = itl_s
@@ -104,14 +111,17 @@ class SlotTable:
 
     def _set_capacity(self, slot: int, sequence: Sequence) -> None:
         """A guaranteed sequence grows one block ahead of its need."""
-        self._ahead[slot] = self._block_size if sequence.guaranteed else 0
-        self.grow_at[slot] = (len(sequence.blocks) - 1) * self._block_size - self._ahead[slot]
-        self.widen([slot])
+        ahead = self._block_size if sequence.guaranteed else 0
+        capacity = len(sequence.blocks) * self._block_size
+        self._ahead[slot] = ahead
+        self.grow_at[slot] = _NEVER if capacity >= sequence.limit - 1 else capacity - ahead
 
-    def widen(self, slots: list[int]) -> None:
+    def widen(self, slots: NDArray[np.intp]) -> None:
         """The occupants of `slots` have one more block each; one that has all it can need asks no more."""
         room = self.grow_at[slots] + self._block_size
-        room[room + self._ahead[slots] >= self.limit[slots] - 1] = _NEVER
+        enough = room + self._ahead[slots] >= self.limit[slots] - _ONE
+        if some(enough):
+            room[enough] = _NEVER
         self.grow_at[slots] = room
 
     def release(self, sequence: Sequence) -> None:
@@ -146,13 +156,12 @@ class SlotTable:
         Returns each token's output index and each sequence's counters.
         """
         indices = self.emitted[slots]
-        place = indices & (_BUFFER - 1)
+        place = indices & _LAST
         self._buffer[slots, place] = tokens
-        self.emitted[slots] = indices + 1
-        emitted = self.counters[:, Counter.EMITTED]
-        emitted[slots] += 1
-        counters: IntArray = self._counter_rows[slots].view(np.int32).reshape(-1, NUM_COUNTERS)
-        last = place == _BUFFER - 1
+        self.emitted[slots] = indices + _ONE
+        self._emitted_counter[slots] += _ONE
+        counters = self.counters.take(slots, axis=0)
+        last = place == _LAST
         if some(last):
             for slot in slots[last].tolist():
                 self.flush(slot)

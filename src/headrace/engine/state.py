@@ -8,6 +8,8 @@ from collections import Counter as Tally
 from collections import deque
 from heapq import heappop, heappush
 
+import numpy as np
+
 from headrace.core.config import EngineConfig
 from headrace.core.event import Counter, Ended, Outcome, Waits
 from headrace.core.hashing import chain_block
@@ -41,7 +43,8 @@ class State:
         self.queue_prompt_s = 0.0
         self.running_s = 0.0
         self.guaranteed_blocks = 0
-        self.planning_step = 0
+        # Raised with every planning, whether or not a plan comes of it.
+        self.planning = 0
         self.applied_step = -1
         self.num_masked_live = 0
         self.num_preemptions = 0
@@ -122,6 +125,8 @@ class State:
 
     def start(self, sequence: Sequence, hits: list[int], now_s: float) -> SlotStart:
         """Waiting to running: takes a slot and blocks for every known token; `hits` are shared."""
+        if not sequence.started:
+            self.tenants.learn_wait(sequence.tenant, sequence.expected_wait_s, now_s - sequence.since_s)
         self._dequeue(sequence, now_s)
         pool = self.pool
         pool.share(hits)
@@ -134,7 +139,7 @@ class State:
         sequence.counters[Counter.PROMPT_CACHED] += max(0, cached)
         sequence.num_charged = max(sequence.num_charged, num_computed)
         sequence.started = True
-        sequence.begun_step = self.planning_step
+        sequence.begun_in = self.planning
         sequence.phase = Phase.RUNNING
         sequence.catching_up = True
         sequence.num_applied = num_computed
@@ -185,7 +190,7 @@ class State:
             used_blocks[sequence.tenant] += 1
             if sequence.reserved_blocks and len(sequence.blocks) > sequence.reserved_blocks:
                 self._reserve(sequence, len(sequence.blocks))
-        self.table.widen([sequence.slot for sequence in sequences])
+        self.table.widen(np.array([sequence.slot for sequence in sequences]))
         return blocks
 
     def _leave_slot(self, sequence: Sequence, now_s: float) -> None:
@@ -242,7 +247,7 @@ class State:
     def preempt(self, sequence: Sequence, now_s: float) -> None:
         """Running to waiting: everything it computed is given up, or left to the prefix cache."""
         self._suspend(sequence, now_s)
-        sequence.preempted_step = self.planning_step
+        sequence.preempted_in = self.planning
         sequence.preemptions += 1
         self.num_preemptions += 1
         self.num_guaranteed_preemptions += sequence.guaranteed
@@ -342,8 +347,13 @@ class State:
 
     # The prefix cache
 
+    def _uses_cache(self, sequence: Sequence) -> bool:
+        return self.config.prefix_cache and bool(sequence.request.prefix_root)
+
     def publish_prompt(self, sequence: Sequence) -> None:
         """Make the prompt blocks that applied steps filled findable."""
+        if not self._uses_cache(sequence):
+            return
         hashes = sequence.request.block_hashes
         full = min(sequence.num_applied // self.config.block_size, len(hashes))
         for index in range(sequence.num_published, full):
@@ -353,7 +363,7 @@ class State:
     def _publish_generated(self, sequence: Sequence) -> None:
         """Chain the blocks that hold generated tokens; the prompt's were hashed where it was tokenised."""
         request = sequence.request
-        if not request.prefix_root or not self.config.prefix_cache:
+        if not self._uses_cache(sequence):
             return
         applied = sequence.num_applied if sequence.catching_up else sequence.num_tokens - 1
         size = self.config.block_size
@@ -373,7 +383,7 @@ class State:
 
     def find_hits(self, sequence: Sequence) -> list[int]:
         """Cached blocks that begin its ids; at least one token is left to compute."""
-        if not self.config.prefix_cache:
+        if not self._uses_cache(sequence):
             return []
         hashes = sequence.hashes or sequence.request.block_hashes
         return self.pool.find(hashes[: (sequence.num_tokens - 1) // self.config.block_size])

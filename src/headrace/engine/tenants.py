@@ -9,6 +9,7 @@ import numpy as np
 from headrace.core.config import TenantConfig
 
 _NO_CAP = 2**31 - 1
+_LEAST_WAIT_S = 0.05
 
 
 class TenantTable:
@@ -27,6 +28,8 @@ class TenantTable:
         self.waiting_s: list[float] = []
         self.waiting_prompt_s: list[float] = []
         self.num_waiting: list[int] = []
+        # Seconds waited per second of work that stood before: others take their part without queueing.
+        self.wait_bias: list[float] = []
         # Tenants with anything waiting, running or paused: dict as an ordered set.
         self._active: dict[int, int] = {}
         self._active_weight = 0.0
@@ -58,6 +61,7 @@ class TenantTable:
         self.waiting_s.append(0.0)
         self.waiting_prompt_s.append(0.0)
         self.num_waiting.append(0)
+        self.wait_bias.append(1.0)
         if config.reserved_slots or config.reserved_blocks:
             self.reserving.append(row)
         if config.max_slots is not None or config.max_blocks is not None:
@@ -100,6 +104,12 @@ class TenantTable:
     def share(self, tenant: int) -> float:
         """The tenant's part of everything, by weight among active tenants."""
         return float(self.weight[tenant]) / self._active_weight if self._active_weight else 1.0
+
+    def learn_wait(self, tenant: int, expected_s: float, waited_s: float) -> None:
+        """Compare a wait with what was expected of it; short ones are mostly chance."""
+        if expected_s >= _LEAST_WAIT_S:
+            ratio = min(max(waited_s / expected_s, 0.25), 8.0)
+            self.wait_bias[tenant] += 0.05 * (ratio - self.wait_bias[tenant])
 
     def over_cap(self, tenant: int) -> bool:
         return self.used_slots[tenant] > self.max_slots[tenant] or self.used_blocks[tenant] > self.max_blocks[tenant]

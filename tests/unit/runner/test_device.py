@@ -1,10 +1,10 @@
 """Plans that are wrong on purpose: each must be caught, at once or by its output."""
 
 import pytest
-from tests.unit.runner.plans import CONFIG, begin, generate, plan, run
 
 from headrace.core.errors import MemoryCorrupted, RunnerFailed
 from headrace.runner.fake import FakeRunner
+from tests.unit.runner.plans import CONFIG, begin, generate, plan, run
 
 PROMPT = list(range(10, 22))
 

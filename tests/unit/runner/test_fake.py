@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from tests.unit.runner.plans import CONFIG, Row, begin, generate, ints, plan, run
 
 from headrace.core.config import CostProfile
 from headrace.core.errors import InvalidInput, RunnerFailed
 from headrace.core.plan import Masks, Plan, RowStatus
 from headrace.core.ports import Runner
 from headrace.runner.fake import FakeRunner
+from tests.unit.runner.plans import CONFIG, Row, begin, generate, ints, plan, run
 
 PROMPT = list(range(10, 22))
 

@@ -4,12 +4,12 @@ import math
 import threading
 
 import pytest
-from tests.unit.runner.plans import CONFIG, begin, generate, plan, run
 
 from headrace.core.errors import MemoryCorrupted, RunnerFailed
 from headrace.core.plan import Plan, RowStatus, StepResult
 from headrace.runner.fake import FakeRunner
 from headrace.runner.faults import FaultRates, Faults
+from tests.unit.runner.plans import CONFIG, begin, generate, plan, run
 
 PROMPT = list(range(10, 22))
 C0_S = CONFIG.profile.c0_s

@@ -1,0 +1,125 @@
+"""Tenants: weighted service without credit for idleness, caps and reservations."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core.config import TenantConfig
+from headrace.engine.tenants import TenantTable
+
+
+def table(*configs: TenantConfig) -> TenantTable:
+    return TenantTable(configs)
+
+
+def test_a_tenant_has_one_row_made_on_first_sight() -> None:
+    tenants = table(TenantConfig("a"))
+    assert [tenants.index(name) for name in ("b", "a", "b")] == [1, 0, 1]
+
+
+def test_there_is_room_for_any_number_of_tenants() -> None:
+    tenants = table()
+    rows = [tenants.index(f"t{index}") for index in range(100)]
+    tenants.charge(np.array(rows), np.arange(100.0))
+    assert tenants.level[rows].tolist() == list(range(100))
+
+
+def test_a_level_is_service_divided_by_weight() -> None:
+    tenants = table(TenantConfig("a"), TenantConfig("b", weight=3.0))
+    tenants.charge(np.array([0, 1, 1]), np.array([1.0, 1.0, 2.0]))
+    assert tenants.level[:2].tolist() == [1.0, 1.0]
+    tenants.charge_one(1, -3.0)
+    assert tenants.level[1] == 0.0
+
+
+def test_a_tenant_that_returns_from_idle_is_lifted_to_the_least_active_level() -> None:
+    tenants = table(TenantConfig("a"), TenantConfig("b"), TenantConfig("c"))
+    for tenant in (0, 1):
+        tenants.enter(tenant)
+    tenants.charge(np.array([0, 1]), np.array([5.0, 7.0]))
+    tenants.enter(2)
+    assert tenants.level[:3].tolist() == pytest.approx([5.0, 7.0, 5.0])
+
+
+def test_nobody_is_lowered_and_only_a_return_lifts() -> None:
+    tenants = table(TenantConfig("a"), TenantConfig("b"))
+    tenants.enter(0)
+    tenants.charge_one(1, 9.0)
+    tenants.enter(1)
+    assert tenants.level[1] == 9.0
+    tenants.charge_one(0, 20.0)
+    tenants.enter(1)
+    assert tenants.level[1] == 9.0
+
+
+def test_there_is_no_credit_for_having_been_idle_when_everybody_was() -> None:
+    """Else whoever comes back first is served alone until it has caught up with the one that worked."""
+    tenants = table(TenantConfig("a"), TenantConfig("b"))
+    tenants.enter(0)
+    tenants.charge_one(0, 100.0)
+    tenants.leave(0)
+    tenants.enter(1)
+    tenants.enter(0)
+    assert tenants.level[1] == pytest.approx(tenants.level[0])
+
+
+def test_shares_follow_weights_among_those_who_are_active() -> None:
+    tenants = table(TenantConfig("a", weight=3.0), TenantConfig("b"), TenantConfig("c", weight=4.0))
+    for tenant in (0, 0, 1):
+        tenants.enter(tenant)
+    assert (tenants.share(0), tenants.share(1)) == (0.75, 0.25)
+    tenants.enter(2)
+    assert (tenants.share(0), tenants.share(2)) == (0.375, 0.5)
+    for tenant in (2, 0, 1):
+        tenants.leave(tenant)
+    assert tenants.share(0) == 1.0 and tenants.num_active == 1
+
+
+def test_a_tenant_alone_or_in_an_idle_engine_has_everything() -> None:
+    assert table(TenantConfig("a")).share(0) == 1.0
+
+
+@given(st.lists(st.integers(0, 4), max_size=60))
+def test_the_shares_of_active_tenants_sum_to_one(visits: list[int]) -> None:
+    tenants = table(*(TenantConfig(str(index), weight=0.1 * (index + 1)) for index in range(5)))
+    inside: dict[int, int] = {}
+    for tenant in visits:
+        if inside.get(tenant, 0) == 2:
+            tenants.leave(tenant)
+            inside[tenant] = 1
+        elif inside.pop(tenant, 0):
+            tenants.leave(tenant)
+        else:
+            tenants.enter(tenant)
+            inside[tenant] = 1
+    assert tenants.num_active == len(inside)
+    assert sum(tenants.share(tenant) for tenant in inside) == pytest.approx(1.0 if inside else 0.0)
+
+
+def test_caps_are_soft_and_counted_in_slots_and_blocks() -> None:
+    tenants = table(TenantConfig("a", max_slots=2, max_blocks=10), TenantConfig("b"))
+    assert tenants.within_cap(0, 2, 10)
+    assert not tenants.within_cap(0, 3, 0) and not tenants.within_cap(0, 1, 11)
+    tenants.used_slots[0] = 3
+    assert tenants.over_cap(0) and tenants.any_over_cap(but=1) and not tenants.any_over_cap(but=0)
+    tenants.used_slots[0], tenants.used_blocks[0] = 2, 11
+    assert tenants.over_cap(0)
+    tenants.used_blocks[0] = 10
+    assert not tenants.over_cap(0)
+
+
+def test_a_tenant_without_caps_may_have_everything() -> None:
+    tenants = table(TenantConfig("a"))
+    tenants.used_slots[0] = tenants.used_blocks[0] = 10**6
+    assert tenants.within_cap(0, 10**6, 10**6) and not tenants.over_cap(0)
+
+
+def test_reservations_count_for_the_others() -> None:
+    tenants = table(
+        TenantConfig("a", reserved_slots=3, reserved_blocks=30), TenantConfig("b"), TenantConfig("c", reserved_blocks=5)
+    )
+    tenants.used_slots[0], tenants.used_blocks[0] = 1, 50
+    assert [tenants.unused_slots(but=tenant) for tenant in range(3)] == [0, 2, 2]
+    assert [tenants.unused_blocks(but=tenant) for tenant in range(3)] == [5, 5, 0]
+    assert [tenants.reserved_by_others(tenant) for tenant in range(3)] == [(0, 5), (3, 35), (3, 30)]
