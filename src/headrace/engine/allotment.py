@@ -6,7 +6,7 @@ Owns admission to slots. Decides only who gets a chunk; moves are the state's, c
 from headrace.engine.draft import Chunk, Draft
 from headrace.engine.line import Lane
 from headrace.engine.memory import Memory
-from headrace.engine.sequence import Sequence
+from headrace.engine.sequence import Phase, Sequence
 from headrace.engine.state import State
 
 # Lanes whose head does not fit are passed, at most this many in a step; fewer when every slot is taken,
@@ -21,10 +21,13 @@ class Allotment:
     def __init__(self, state: State, memory: Memory) -> None:
         self._state = state
         self._memory = memory
+        # Blocks were taken for it and come back when the launched plan is applied.
+        self._claimant: Sequence | None = None
 
     def fill(self, draft: Draft) -> None:
         """Hand out the step's time: reservations first, then running prefills and the line, by order."""
         state = self._state
+        self._serve_claimant(draft)
         if state.tenants.reserving:
             self._serve_reserved(draft)
         running = self._prefills_in_order(draft) if state.prefilling else []
@@ -53,6 +56,12 @@ class Allotment:
         if not passed and self._state.line.first() is None:
             self._lend(borrowers, draft)
         self._state.line.put_back(passed + borrowers)
+
+    def _serve_claimant(self, draft: Draft) -> None:
+        """What was taken for somebody goes to nobody else, least of all back to the victim."""
+        claimant, self._claimant = self._claimant, None
+        if claimant is not None and claimant.phase is Phase.WAITING and self._room_to_start(claimant, draft):
+            self._admit(claimant, draft, self._state.line.lane(claimant))
 
     def _serve_reserved(self, draft: Draft) -> None:
         """Tenants below their reservation come before everyone."""
@@ -139,7 +148,10 @@ class Allotment:
         if borrowing or not self._memory.claim_blocks(sequence, missing, now_s):
             return False
         # The victim may have held what this one hits: count again.
-        return self._missing_blocks(sequence) <= 0
+        if self._missing_blocks(sequence) <= 0:
+            return True
+        self._claimant = sequence
+        return False
 
     def _missing_blocks(self, sequence: Sequence) -> int:
         state = self._state

@@ -18,6 +18,8 @@ _RING = 32
 _REFIT_EVERY = 8
 _REFIT_AT_LEAST_EVERY = 64
 _GOOD_ERROR = 0.005
+# A step predicted this well, after others that were, teaches nothing.
+_NOTHING_NEW = 1e-3
 _HALF_LIFE_STEPS = 40.0
 # What stale observations keep, so that they speak where no fresh one does.
 _LEAST_WEIGHT = 1e-4
@@ -81,9 +83,14 @@ class CostModel:
         """Learn from one step. Times that are not finite and positive teach nothing."""
         if not (math.isfinite(seconds) and seconds > 0.0):
             return
-        row = self._row_for(work)
         # Rows are scaled by the time itself: every step counts by its relative error.
         scale = 1.0 / seconds
+        error = abs(self.predict(work) * scale - 1.0)
+        self._error += 0.1 * (error - self._error)
+        self._num_observed += 1
+        if error < _NOTHING_NEW and self._error < _NOTHING_NEW:
+            return
+        row = self._row_for(work)
         self._features[row] = (
             scale,
             work.prefill_tokens * scale,
@@ -92,8 +99,6 @@ class CostModel:
             work.attended * scale,
         )
         self._seen_at[row] = self._num_observed
-        self._num_observed += 1
-        self._error += 0.1 * (abs(self.predict(work) * scale - 1.0) - self._error)
         due = _REFIT_EVERY if self._error > _GOOD_ERROR else _REFIT_AT_LEAST_EVERY
         if self._num_observed % due == 0:
             self._fit()

@@ -55,7 +55,7 @@ class WaitingLine:
 
     def add(self, sequence: Sequence, *, front: bool = False) -> None:
         """File a waiting sequence; `front` for one that was running before."""
-        lane = self._lane(sequence)
+        lane = self.lane(sequence)
         self._tickets += 1
         sequence.ticket = self._tickets
         heappush(
@@ -77,7 +77,7 @@ class WaitingLine:
 
     def remove(self, sequence: Sequence) -> Lane:
         """Take a waiting sequence out, wherever it stands."""
-        lane = self._lane(sequence)
+        lane = self.lane(sequence)
         sequence.ticket = 0
         lane.count -= 1
         self.count -= 1
@@ -164,6 +164,14 @@ class WaitingLine:
             heappop(heap)
         return None
 
+    def lane(self, sequence: Sequence) -> Lane:
+        """Where the sequence waits, or would."""
+        key = (int(sequence.request.tier), sequence.tenant, sequence.guaranteed)
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = Lane(len(self._lanes), key[0], key[1])
+        return lane
+
     def lanes_of(self, tenant: int) -> list[Lane]:
         """The tenant's lanes with anything waiting, highest tier first."""
         kinds = product(reversed(Tier), (False, True))
@@ -187,13 +195,6 @@ class WaitingLine:
         self._moving_s += seconds
         for lane in served:
             lane.served_s += seconds
-
-    def _lane(self, sequence: Sequence) -> Lane:
-        key = (int(sequence.request.tier), sequence.tenant, sequence.guaranteed)
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = self._lanes[key] = Lane(len(self._lanes), key[0], key[1])
-        return lane
 
     def _file(self, lane: Lane, arrival_s: float) -> None:
         lane.entry = float(self._tenants.level[lane.tenant])

@@ -13,8 +13,8 @@ from headrace.engine.sequence import Sequence
 
 # Applied tokens a slot holds before they move to its sequence; a power of two.
 _BUFFER = 128
-# A position no sequence reaches, with room to add to it.
-_NEVER = 2**30
+# A position no sequence reaches.
+_NEVER = 2**31 - 1
 # Constants as arrays: numpy adds those in half the time of a Python number.
 _ONE = np.array(1, np.int32)
 _LAST = np.array(_BUFFER - 1, np.int32)
@@ -46,7 +46,6 @@ class SlotTable:
         self.limit = np.zeros(slots, np.int32)
         # A row that reaches this position needs another block first.
         self.grow_at = np.zeros(slots, np.int32)
-        self._ahead = np.zeros(slots, np.int32)
         self.tenant = np.zeros(slots, np.intp)
         # What decides who gives way.
         self.tier = np.zeros(slots, np.int8)
@@ -106,23 +105,17 @@ class SlotTable:
         self.min_tokens[slot] = sampling.min_tokens
         self.counters[slot] = sequence.counters
         self._set_stops(slot, stops)
-        self._set_capacity(slot, sequence)
+        self.set_capacity(sequence)
         return slot
 
-    def _set_capacity(self, slot: int, sequence: Sequence) -> None:
-        """A guaranteed sequence grows one block ahead of its need."""
-        ahead = self._block_size if sequence.guaranteed else 0
+    def set_capacity(self, sequence: Sequence) -> None:
+        """Its blocks changed. A guaranteed sequence asks one block ahead; one that has all it can need, never."""
         capacity = len(sequence.blocks) * self._block_size
-        self._ahead[slot] = ahead
-        self.grow_at[slot] = _NEVER if capacity >= sequence.limit - 1 else capacity - ahead
-
-    def widen(self, slots: NDArray[np.intp]) -> None:
-        """The occupants of `slots` have one more block each; one that has all it can need asks no more."""
-        room = self.grow_at[slots] + self._block_size
-        enough = room + self._ahead[slots] >= self.limit[slots] - _ONE
-        if some(enough):
-            room[enough] = _NEVER
-        self.grow_at[slots] = room
+        if capacity >= sequence.limit - 1:
+            capacity = _NEVER
+        elif sequence.guaranteed:
+            capacity -= self._block_size
+        self.grow_at[sequence.slot] = capacity
 
     def release(self, sequence: Sequence) -> None:
         """The sequence leaves; what the table alone knew of it goes back into it."""

@@ -8,8 +8,6 @@ from collections import Counter as Tally
 from collections import deque
 from heapq import heappop, heappush
 
-import numpy as np
-
 from headrace.core.config import EngineConfig
 from headrace.core.event import Counter, Ended, Outcome, Waits
 from headrace.core.hashing import chain_block
@@ -188,9 +186,9 @@ class State:
         for sequence, block in zip(sequences, blocks, strict=True):
             sequence.blocks.append(block)
             used_blocks[sequence.tenant] += 1
+            self.table.set_capacity(sequence)
             if sequence.reserved_blocks and len(sequence.blocks) > sequence.reserved_blocks:
                 self._reserve(sequence, len(sequence.blocks))
-        self.table.widen(np.array([sequence.slot for sequence in sequences]))
         return blocks
 
     def _leave_slot(self, sequence: Sequence, now_s: float) -> None:
