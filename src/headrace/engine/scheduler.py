@@ -42,7 +42,7 @@ class Scheduler:
         state.planning += 1
         grown: list[tuple[Sequence, int, int]] = []
         decode = self._decode_rows(now_s, grown)
-        draft = Draft(self._budget(decode), now_s, grown=grown)
+        draft = Draft(self._budget(decode, now_s), now_s, grown=grown)
         if state.prefilling or state.line.count:
             before = state.num_preemptions
             self._allotment.fill(draft)
@@ -121,14 +121,14 @@ class Scheduler:
         starts = self._state.table.computed[slots]
         return DecodeRows(slots, starts, int(starts.sum()) + len(slots))
 
-    def _budget(self, decode: DecodeRows) -> StepBudget:
+    def _budget(self, decode: DecodeRows, now_s: float) -> StepBudget:
         state = self._state
         model = state.model
         config = state.config
         rows = len(decode.slots)
         decode_s = model.c0_s + model.c_out_s * rows + model.c_kv_s * decode.kv_tokens
         itl_s = state.table.shortest_itl_s() if rows else float("inf")
-        target_s = step_target_s(model, itl_s, state.shortest_ttft_s(), config.max_step_s)
+        target_s = step_target_s(model, itl_s, state.ttft_targets.shortest_s(now_s), config.max_step_s)
         limit_s = config.max_step_s if rows else float("inf")
         return StepBudget(model, target_s, decode_s, config.max_step_tokens - rows, config.block_size, limit_s)
 

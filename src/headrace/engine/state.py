@@ -4,7 +4,6 @@ Owns slots, pool, tenants, waiting line and the events not yet emitted. Decides 
 memory and intake modules decide and call these moves. Each move keeps all accounts in step.
 """
 
-from collections import Counter as Tally
 from collections import deque
 from heapq import heappop, heappush
 
@@ -19,6 +18,7 @@ from headrace.engine.estimate import OutputEstimates
 from headrace.engine.line import WaitingLine
 from headrace.engine.sequence import Phase, Sequence
 from headrace.engine.slots import SlotTable
+from headrace.engine.targets import ServedTargets
 from headrace.engine.tenants import TenantTable
 
 
@@ -35,8 +35,7 @@ class State:
         # Sequences in slots that have more than one token to compute, in the order they came.
         self.prefilling: dict[int, Sequence] = {}
         self.ended: list[Ended] = []
-        # TTFT targets of live sequences: few distinct values, so the least is cheap.
-        self.ttft_targets: Tally[float] = Tally()
+        self.ttft_targets = ServedTargets()
         self.queue_s = 0.0
         self.queue_prompt_s = 0.0
         self.running_s = 0.0
@@ -64,9 +63,6 @@ class State:
         asked = sequence.request.itl_target_s
         return self._targets[sequence.request.tier].itl_s if asked is None else asked
 
-    def shortest_ttft_s(self) -> float:
-        return min(self.ttft_targets) if self.ttft_targets else float("inf")
-
     def in_flight(self, sequence: Sequence) -> bool:
         """Does a launched plan whose result is not applied name it? Asked of sequences without a slot."""
         return sequence.last_step > self.applied_step
@@ -78,7 +74,7 @@ class State:
         self.live[sequence.number] = sequence
         self.num_masked_live += sequence.request.sampling.masked
         self.tenants.enter(sequence.tenant)
-        self.ttft_targets[self.ttft_s(sequence)] += 1
+        self.ttft_targets.enter(self.ttft_s(sequence))
         self._start_timeout(sequence, now_s)
         deadline_s = sequence.request.deadline_s
         if deadline_s is not None:
@@ -295,10 +291,7 @@ class State:
         del self.live[sequence.number]
         self.num_masked_live -= sequence.request.sampling.masked
         self.tenants.leave(sequence.tenant)
-        target_s = self.ttft_s(sequence)
-        self.ttft_targets[target_s] -= 1
-        if not self.ttft_targets[target_s]:
-            del self.ttft_targets[target_s]
+        self.ttft_targets.leave(self.ttft_s(sequence), now_s)
         self.ended.append(self._ended_event(sequence, outcome, reason, message))
 
     def _ended_event(self, sequence: Sequence, outcome: Outcome, reason: str, message: str) -> Ended:

@@ -131,7 +131,8 @@ def test_a_row_grows_when_its_blocks_are_full() -> None:
     one = sequence(blocks=2, limit=30)
     table = occupied(one)
     assert table.grow_at[one.slot] == 8
-    table.widen(np.array([one.slot]))
+    one.blocks.append(2)
+    table.set_capacity(one)
     assert table.grow_at[one.slot] == 12
 
 

@@ -1,0 +1,42 @@
+"""The TTFT targets an engine serves: of what is live, and of what was until lately.
+
+A newcomer waits for the step in flight, so a step must be short for whoever is likely to come, not only
+for who is here. Targets are rounded down to steps of a fifth, so that there are few of them.
+"""
+
+import math
+
+# How long a target counts after its last sequence ended.
+_REMEMBERED_S = 60.0
+_STEPS_PER_OCTAVE = 4
+# Above every key, so that `min` has something to compare with.
+_MOST = 4000
+
+
+class ServedTargets:
+    def __init__(self) -> None:
+        self._live: dict[int, int] = {}
+        self._left_at_s: dict[int, float] = {}
+
+    def enter(self, target_s: float) -> None:
+        key = _key(target_s)
+        self._live[key] = self._live.get(key, 0) + 1
+
+    def leave(self, target_s: float, now_s: float) -> None:
+        key = _key(target_s)
+        self._live[key] -= 1
+        if not self._live[key]:
+            del self._live[key]
+            self._left_at_s[key] = now_s
+
+    def shortest_s(self, now_s: float) -> float:
+        """The least target that counts; infinite when none does."""
+        for key in [key for key, left_s in self._left_at_s.items() if now_s - left_s > _REMEMBERED_S]:
+            del self._left_at_s[key]
+        if not self._live and not self._left_at_s:
+            return math.inf
+        return math.exp2(min(*self._live, *self._left_at_s, _MOST) / _STEPS_PER_OCTAVE)
+
+
+def _key(target_s: float) -> int:
+    return math.floor(math.log2(target_s) * _STEPS_PER_OCTAVE)
