@@ -4,6 +4,7 @@ Shared prefixes, tiers, caps and reservations, guaranteed and elastic, scripted 
 deadlines, with one or two plans in flight and memory that is always too small.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -119,6 +120,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.rig = Rig(config, depth=depth, masks=self.grammar, faults=self.faults, checked=False)
         self.rig.on_plan = self.judge
         self.aborted: set[int] = set()
+        self.arrivals: dict[int, float] = {}
         if expecting_little:
             # Short outputs were seen, so that more is guaranteed than can be kept.
             for _ in range(99):
@@ -161,6 +163,7 @@ class EngineMachine(RuleBasedStateMachine):
             rig.runner.lengths.pop((name, 0), None)
         else:
             self.grammar.said[number] = list(made.replay_ids)
+            self.arrivals[number] = rig.now_s
 
     def truth_of(self, made: Request) -> list[int]:
         config = self.rig.config
@@ -248,6 +251,15 @@ class EngineMachine(RuleBasedStateMachine):
         if outcome is Outcome.FINISHED:
             assert len(tokens) == len(truth), f"stream {number} is short"
             assert counters.prompt_computed + counters.prompt_cached == len(made.prompt_ids)
+        self.compare_waits(number, outcome)
+
+    def compare_waits(self, number: int, outcome: Outcome) -> None:
+        """The parts of a stay sum to it; an end that no step brought is told a little later."""
+        waits = self.rig.ended[number].waits
+        parts = [getattr(waits, name) for name in waits.__struct_fields__]
+        stay_s = self.rig.end_times[number] - self.arrivals[number]
+        assert min(parts) >= -1e-9 and math.fsum(parts) <= stay_s + 1e-9
+        assert outcome is not Outcome.FINISHED or math.isclose(math.fsum(parts), stay_s, rel_tol=1e-9, abs_tol=1e-12)
 
 
 TestEngine = EngineMachine.TestCase

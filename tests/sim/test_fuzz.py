@@ -154,7 +154,9 @@ class Watch:
 
     def _target_s(self) -> float:
         state = self.rig.engine._state
-        running = [state.itl_s(sequence) for sequence in state.live.values() if sequence.outputs or sequence.slot >= 0]
+        running = [
+            state.bound_itl_s(sequence) for sequence in state.live.values() if sequence.outputs or sequence.slot >= 0
+        ]
         return max(
             min([*running, state.ttft_targets.shortest_s(self.rig.now_s) / 5]),
             2 * (state.model.c0_s + state.model.c_out_s),

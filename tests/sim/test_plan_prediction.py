@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pytest
 
-from headrace.core.config import CostProfile, EngineConfig
+from headrace.core.config import CostProfile, EngineConfig, TierTargets
 from headrace.sim.arrivals import Arrivals, Poisson, Together
 from headrace.sim.lengths import parse_lengths
 from headrace.sim.mix import single_mix
@@ -52,7 +52,12 @@ def simulate(case: Case, arrivals: Arrivals, requests: int) -> Summary:
     """One worker that refuses nobody: a queue without bound and a TTFT target without meaning."""
     tenant = TenantLoad("a", arrivals, case.prompt, case.output, ttft_target_s=AGES_S, itl_target_s=case.itl_s)
     engine = EngineConfig(
-        slots=case.slots, blocks=case.blocks, max_queue_s=AGES_S, queue_timeout_s=AGES_S, prefix_cache=False
+        slots=case.slots,
+        blocks=case.blocks,
+        max_queue_s=AGES_S,
+        queue_timeout_s=AGES_S,
+        prefix_cache=False,
+        targets=dict.fromkeys(("enterprise", "plus", "free", "batch"), TierTargets(AGES_S, case.itl_s)),
     )
     scenario = Scenario(seed=4, requests=requests, engine=engine, tenants=(tenant,))
     check_scenario(scenario)

@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from headrace.cli.console import as_text, note, picture_target, print_json
+from headrace.cli.console import as_text, check_finite, note, picture_target, print_json
+from headrace.core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from headrace.cli.step_cost import SchedulerReport, StepCost
-    from headrace.sim.batching_report import BatchingReport, Figures, Load
+    from headrace.sim.batching_report import BatchingReport, Figures, Load, Setting
 
 PICTURE = Path("bench-batching.png")
+
+# Of prompts, and of KV: a few gigabytes.
+_MOST_TOKENS = 2**27
 
 _FOOTNOTE = """\
 Short replies have at most 20 tokens. A static or dynamic batch returns its
@@ -60,6 +64,7 @@ def batching(
     from headrace.sim.batching_report import Setting, ample_blocks, run_batching, saturating_rate
     from headrace.sim.lengths import parse_lengths
 
+    check_finite(rate=rate, linger_ms=linger_ms, kv_share=kv_share)
     target = picture_target(picture, PICTURE)
     prompts, outputs = parse_lengths(prompt, "--prompt"), parse_lengths(output, "--output")
     machine = Machine(slots=slots, depth=depth)
@@ -67,6 +72,7 @@ def batching(
     if poisson and rate is None:
         rate = saturating_rate(prompts, outputs, machine)
     setting = Setting(requests, prompts, outputs, machine, rate, linger_ms / 1e3, kv_share, seed)
+    _check_fits(setting)
     result = run_batching(setting, note)
     if target is not None:
         from headrace.sim.batching_picture import draw_batching
@@ -77,7 +83,7 @@ def batching(
         return
     _print_batching(result.report)
     if target is not None:
-        print(f"picture: {target}")
+        print(f"picture: {as_text(target)}")
 
 
 @bench.command()
@@ -102,6 +108,19 @@ def scheduler(
         print_json(report)
     else:
         _print_scheduler(report)
+
+
+def _check_fits(setting: Setting) -> None:
+    """Every prompt is held from the start, and the pool has room for the longest request in every slot."""
+    held = setting.requests * float(setting.prompt.mean())
+    if held > _MOST_TOKENS:
+        raise InvalidInput(
+            f"--requests times --prompt: {held:,.0f} tokens, more than {_MOST_TOKENS:,}", param="--requests"
+        )
+    pool = setting.machine.blocks * setting.machine.block_size
+    if pool > _MOST_TOKENS:
+        message = f"--slots times the longest --prompt and --output: {pool:,} tokens of KV, more than {_MOST_TOKENS:,}"
+        raise InvalidInput(message, param="--slots")
 
 
 def _print_batching(report: BatchingReport) -> None:

@@ -1,5 +1,6 @@
 """What commands share: notes on stderr, one JSON document on stdout, and where pictures go."""
 
+import math
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,16 @@ def print_json(document: object) -> None:
 
 
 def as_text(path: Path | None) -> str | None:
-    return None if path is None else str(path)
+    """A name may hold bytes that are no text."""
+    return None if path is None else str(path).encode("utf-8", "backslashreplace").decode()
+
+
+def check_finite(**options: float | None) -> None:
+    """A bound lets NaN pass: nothing is less than it. `options` are named as their flags, with underscores."""
+    for name, value in options.items():
+        if value is not None and not math.isfinite(value):
+            option = f"--{name.replace('_', '-')}"
+            raise InvalidInput(f"{option} must be a finite number, not {value}", param=option)
 
 
 def picture_target(asked: Path | None, default: Path) -> Path | None:

@@ -4,6 +4,7 @@ A subcommand's module is imported only when it is the one asked for, so that hel
 Exit codes: 0 done, 1 failed, 2 the caller's input, 130 interrupted. Knows nothing of what commands do.
 """
 
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ class Subcommand(NamedTuple):
     help: str
 
 
+_MOST_LETTERS = 500
+
 SUBCOMMANDS = {
     "serve": Subcommand("headrace.cli.serve", "serve", "Start the product (today: the simulator's demonstration)."),
     "simulate": Subcommand("headrace.cli.simulate", "simulate", "Run a scenario under the virtual clock."),
@@ -36,13 +39,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run one command line and exit with its code."""
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
-        build_app(argv)(args=argv, prog_name="headrace")
+        code = build_app(argv)(args=argv, prog_name="headrace", standalone_mode=False)
+        sys.stdout.flush()
+    except typer.TyperException as error:
+        code = report_usage(error, as_json=_wants_json(argv))
     except HeadraceError as error:
-        sys.exit(report_error(error, as_json="--json" in argv))
+        code = report_error(error, as_json=_wants_json(argv))
+    except MemoryError:
+        code = report_error(HeadraceError("not enough memory for what was asked"), as_json=_wants_json(argv))
     except BrokenPipeError:
-        # The reader of our output has gone. Python would fail again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        code = _drop_output()
+    except OSError as error:
+        code = report_error(HeadraceError(f"{error.filename or 'output'}: {error.strerror or error}"), as_json=False)
+        _drop_output()
+    sys.exit(code or 0)
 
 
 def build_app(argv: Sequence[str]) -> typer.Typer:
@@ -72,13 +82,42 @@ def build_app(argv: Sequence[str]) -> typer.Typer:
 
 def report_error(error: HeadraceError, *, as_json: bool) -> int:
     """Say what went wrong and return the exit code."""
-    print(f"error: {' '.join(error.message.split())}", file=sys.stderr)
+    print(f"error: {_one_line(error.message)}", file=sys.stderr)
     if as_json:
         import msgspec
 
-        body = {"error": {"code": error.code, "message": error.message, "param": error.param}}
+        param = None if error.param is None else _one_line(error.param)
+        body = {"error": {"code": error.code, "message": _one_line(error.message), "param": param}}
         print(msgspec.json.encode(body).decode())
     return 2 if isinstance(error, InvalidInput) else 1
+
+
+def report_usage(error: typer.TyperException, *, as_json: bool) -> int:
+    """A command line that no command takes: as any other bad input. A bare command gets its help."""
+    message = error.format_message()
+    if message.startswith("Usage:"):
+        print(message, file=sys.stderr)
+        return 2
+    names = getattr(error, "option_name", None) or getattr(getattr(error, "param", None), "opts", None)
+    param = names[0] if isinstance(names, list) else names
+    return report_error(InvalidInput(message, param=param), as_json=as_json)
+
+
+def _wants_json(argv: Sequence[str]) -> bool:
+    return "--json" in itertools.takewhile(lambda word: word != "--", argv)
+
+
+def _one_line(text: str) -> str:
+    """Whatever a file or a flag held, nothing in it may move a terminal's cursor or be no text at all."""
+    words = " ".join(text.encode("utf-8", "backslashreplace").decode().split())
+    shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in words[:_MOST_LETTERS])
+    return shown + ("…" if len(words) > _MOST_LETTERS else "")
+
+
+def _drop_output() -> int:
+    """Nobody can read our output. Python would fail again when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
 
 
 def _show_version(asked: bool) -> None:

@@ -3,7 +3,6 @@
 Owns the options and how a plan looks; the planning itself is in `sim.planner`.
 """
 
-import tomllib
 from pathlib import Path
 from typing import Annotated
 
@@ -18,8 +17,7 @@ from headrace.sim.lengths import parse_lengths
 from headrace.sim.mix import RequestMix, load_mix, single_mix
 from headrace.sim.planner import Cost, Load, PlanReport, ReplicaPlan, Throughput, plan_profile, plan_throughput
 from headrace.sim.profile import Targets, load_profile
-
-_MAX_FILE_BYTES = 16 * 2**20
+from headrace.sim.scenario import read_document
 
 _Text = str | None
 TokensPerS = Annotated[_Text, typer.Option(help="Measured tokens/s of one GPU.")]
@@ -62,7 +60,7 @@ def plan(
     load = Load(
         mix=_read_mix(prompt, output, mix),
         rate_per_s=parse_exact(_required("--rate", rate), "--rate"),
-        headroom=parse_exact(headroom or "0", "--headroom"),
+        headroom=parse_exact("0" if headroom is None else headroom, "--headroom"),
         price_per_hour=None if price is None else parse_exact(price, "--price"),
         gpus=None if gpus is None else parse_whole(gpus, "--gpus"),
     )
@@ -76,7 +74,9 @@ def plan(
     else:
         _refuse({"--count": count, "--batching": batching}, "needs --tokens-per-s: a profile says it itself")
         sizes = [None if text is None else parse_whole(text, name) for name, text in _named(slots, kv_tokens)]
-        replica = load_profile(_read_file(profile, "--profile"), "--profile", slots=sizes[0], kv_tokens=sizes[1])
+        replica = load_profile(
+            read_document(profile, "--profile", "--profile"), "--profile", slots=sizes[0], kv_tokens=sizes[1]
+        )
         report = plan_profile(load, replica, Targets(_seconds(slo_ttft, "--slo-ttft"), _seconds(slo_itl, "--slo-itl")))
     _print(report, as_json)
 
@@ -86,33 +86,17 @@ def _read_mix(prompt: str | None, output: str | None, mix: Path | None) -> Reque
         lengths = _required("--prompt", prompt), _required("--output", output)
         return single_mix(parse_lengths(lengths[0], "--prompt"), parse_lengths(lengths[1], "--output"))
     _refuse({"--prompt": prompt, "--output": output}, "and --mix exclude each other")
-    return load_mix(_read_file(mix, "--mix"), "--mix")
+    return load_mix(read_document(mix, "--mix", "--mix"), "--mix")
 
 
 def _read_throughput(tokens_per_s: str, count: str | None, batching: str | None) -> Throughput:
     measured = parse_exact(tokens_per_s, "--tokens-per-s")
-    times = parse_exact(batching or "1", "--batching")
+    times = parse_exact("1" if batching is None else batching, "--batching")
     if count == "output":
         return Throughput(measured, "output", times)
     if count not in (None, "both"):
         raise InvalidInput(f"--count must be both or output, not {count!r}", param="--count")
     return Throughput(measured, "both", times)
-
-
-def _read_file(path: Path, option: str) -> object:
-    """JSON by its suffix, otherwise TOML."""
-    try:
-        with path.open("rb") as file:
-            body = file.read(_MAX_FILE_BYTES + 1)
-        if len(body) > _MAX_FILE_BYTES:
-            raise InvalidInput(f"{option}: {path} is larger than {_MAX_FILE_BYTES // 2**20} MiB", param=option)
-        if path.suffix.lower() == ".json":
-            return msgspec.json.decode(body)
-        return tomllib.loads(body.decode())
-    except OSError as error:
-        raise InvalidInput(f"{option}: cannot read {path}: {error.strerror}", param=option) from None
-    except (msgspec.DecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"{option}: {path} is malformed: {error}", param=option) from None
 
 
 def _required(option: str, text: str | None) -> str:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from headrace.cli.console import as_text, note, picture_target, print_json
+from headrace.cli.console import as_text, check_finite, note, picture_target, print_json
 from headrace.core.config import EngineConfig
 from headrace.sim.arrivals import Poisson, Together
 from headrace.sim.picture import Caption, draw_slots
@@ -56,12 +56,13 @@ def serve(
     Two tenants on two workers of 16 slots: one sends short requests with a few very long replies
     among them, the other floods; then a worker dies and its streams go on elsewhere.
     """
+    check_finite(seconds=seconds)
+    target = picture_target(picture, PICTURE)
+    scenario = demonstration(seed)
     if as_json:
         note(HEADLINE)
     else:
         print(HEADLINE, flush=True)
-    target = picture_target(picture, PICTURE)
-    scenario = demonstration(seed)
     recorder = _Pacer(scenario.engine.slots, seconds / _END_S)
     world = World(scenario, detail=True, recorder=recorder)
     started_s = time.perf_counter()
@@ -241,7 +242,7 @@ def _print(summary: Summary, target: Path | None) -> None:
         f"trace hash {summary.trace_hash} (same seed, same hash)",
     ]
     if target is not None:
-        lines.append(f"picture: {target}")
+        lines.append(f"picture: {as_text(target)}")
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
 

@@ -17,8 +17,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
-from headrace.cli.console import print_json
+from headrace.cli.console import as_text, check_finite, print_json
 from headrace.core.errors import HeadraceError, InvalidInput
 from headrace.sim.arrivals import Arrivals, Bursty, Diurnal, Poisson
 from headrace.sim.lengths import parse_lengths
@@ -94,6 +95,10 @@ def simulate(
 
     Flags about sizes, seed and duration also override those of a scenario file.
     """
+    check_finite(rate=rate, duration=duration, picture_from=picture_from, picture_for=picture_for)
+    if picture is None and (picture_from or picture_for is not None):
+        option = "--picture-from" if picture_from else "--picture-for"
+        raise InvalidInput(f"{option} needs --picture", param=option)
     if scenario is None and trace is None and duration is None and requests is None:
         duration = _DURATION_S
     asked = _read(scenario, trace, _Load(rate, prompt, output, arrivals, tenants, duration))
@@ -104,7 +109,7 @@ def simulate(
     if picture is not None:
         check_picture(picture)
     if save_trace is not None:
-        write_trace(save_trace, draw_rows(asked))
+        _save(save_trace, asked)
     recorder = SlotRecorder(asked.engine.slots) if picture is not None else None
     summary = _run(asked, recorder, verify)
     if picture is not None and recorder is not None:
@@ -139,7 +144,7 @@ def _read(scenario: Path | None, trace: Path | None, load: _Load) -> Scenario:
         return read_scenario(scenario)
     if trace is not None:
         load.refuse("does not go with --trace")
-        return Scenario(name=trace.name, trace=str(trace))
+        return Scenario(name=(as_text(Path(trace.name)) or "")[:200], trace=str(trace))
     return Scenario(duration_s=load.duration_s, tenants=_tenant_loads(load))
 
 
@@ -155,9 +160,16 @@ def _tenant_loads(load: _Load) -> tuple[TenantLoad, ...]:
         Process.DIURNAL: Diurnal(each, period_s=load.duration_s or _DURATION_S),
     }
     arrivals = kinds[load.arrivals or Process.POISSON]
-    lengths = parse_lengths(load.prompt or _PROMPT, "--prompt"), parse_lengths(load.output or _OUTPUT, "--output")
+    lengths = (
+        parse_lengths(_given(load.prompt, _PROMPT), "--prompt"),
+        parse_lengths(_given(load.output, _OUTPUT), "--output"),
+    )
     names = ["default"] if load.tenants is None else [f"t{index}" for index in range(count)]
     return tuple(TenantLoad(name, arrivals, *lengths) for name in names)
+
+
+def _given(text: str | None, default: str) -> str:
+    return default if text is None else text
 
 
 def _override(scenario: Scenario, top: dict[str, Any], engine: dict[str, Any], no_cells: bool) -> Scenario:
@@ -169,6 +181,13 @@ def _override(scenario: Scenario, top: dict[str, Any], engine: dict[str, Any], n
     changed = msgspec.structs.replace(scenario, **changes)
     check_scenario(changed)
     return changed
+
+
+def _save(target: Path, scenario: Scenario) -> None:
+    """The trace that is replayed is read while it is saved: it cannot be the same file."""
+    if scenario.trace is not None and target.exists() and target.samefile(scenario.trace):
+        raise InvalidInput("--save-trace would overwrite the trace that is read", param="--save-trace")
+    write_trace(target, draw_rows(scenario))
 
 
 def _run(scenario: Scenario, recorder: SlotRecorder | None, verify: bool) -> Summary:
@@ -217,7 +236,7 @@ def _caption(summary: Summary) -> Caption:
 
 def _print(summary: Summary, picture: Path | None) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=_PIPE_COLUMNS)
-    table = Table(title=summary.scenario or "simulation", title_justify="left", show_header=False)
+    table = Table(title=Text(summary.scenario or "simulation", "table.title"), title_justify="left", show_header=False)
     table.add_column()
     table.add_column(overflow="fold")
     for name, value in _rows(summary):
@@ -226,7 +245,7 @@ def _print(summary: Summary, picture: Path | None) -> None:
     if len(summary.tenants) > 1:
         console.print(_tenant_table(summary.tenants))
     if picture is not None:
-        print(f"picture: {picture}")
+        print(f"picture: {as_text(picture)}")
 
 
 def _rows(summary: Summary) -> list[tuple[str, str]]:
@@ -272,7 +291,7 @@ def _tenant_table(tenants: tuple[TenantSummary, ...]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for row in tenants[:_MOST_TENANT_ROWS]:
         table.add_row(
-            row.tenant,
+            Text(row.tenant),
             f"{row.requests.finished:,}/{row.requests.arrived:,}",
             f"{row.requests.refused:,}",
             f"{row.output_tokens_per_s:,.0f}",

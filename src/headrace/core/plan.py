@@ -63,6 +63,7 @@ class Plan(Struct, frozen=True):
     A row with `samples[r]` reaches the end of its slot's ids and yields one token, which the device
     appends to the slot. `grown_*` append block `grown_blocks[i]` to the table of `grown_slots[i]`.
     `freed_blocks` belong to nobody since the last plan. Order of effects: free, start, grow, rows.
+    `budget_s` is the time the targets allow; decode rows run even where they alone take longer.
     """
 
     step: int

@@ -16,6 +16,8 @@ _MOST_PASSED_WHEN_FULL = 4
 # How much longer a step that yields a newcomer's first token may be made by parts of other prompts.
 _NEWCOMER_SLACK = 1.1
 
+Order = tuple[int, float, int, float]
+
 
 class Allotment:
     def __init__(self, state: State, memory: Memory) -> None:
@@ -25,7 +27,11 @@ class Allotment:
         self._claimant: Sequence | None = None
 
     def fill(self, draft: Draft) -> None:
-        """Hand out the step's time: reservations first, then running prefills and the line, by order."""
+        """Hand out the step's time: reservations first, then running prefills and the line, by order.
+
+        One that has aged and still does not fit is passed no more, so that memory gathers for it; a
+        guaranteed one holds back only others of its kind.
+        """
         state = self._state
         self._serve_claimant(draft)
         if state.tenants.reserving:
@@ -38,6 +44,7 @@ class Allotment:
             return
         passed: list[Lane] = []
         borrowers: list[Lane] = []
+        held = False
         while True:
             lane = self._next_lane(passed, borrowers)
             head = self._state.line.head(lane) if lane is not None else None
@@ -46,9 +53,12 @@ class Allotment:
                 continue
             if lane is None or head is None or not draft.budget.has_room:
                 break
-            if not self._room_to_start(head, draft) or not self._admit(head, draft, lane):
-                if self._holds_line(head, draft.now_s):
+            stays = held and head.guaranteed
+            if stays or not self._room_to_start(head, draft) or not self._admit(head, draft, lane):
+                aged = draft.now_s - head.arrival_s >= state.config.ageing_s
+                if aged and not head.guaranteed:
                     break
+                held = held or (aged and head.guaranteed)
                 self._state.line.set_aside(lane)
                 passed.append(lane)
         for sequence in running:
@@ -81,11 +91,17 @@ class Allotment:
         found.sort(key=self._order)
         return found
 
-    def _order(self, sequence: Sequence) -> tuple[int, float, float]:
-        return (-int(sequence.request.tier), float(self._state.tenants.level[sequence.tenant]), sequence.ttft_at_s)
+    def _order(self, sequence: Sequence) -> Order:
+        return self._place(sequence.rank, sequence)
 
-    def _lane_order(self, lane: Lane, head: Sequence) -> tuple[int, float, float]:
-        return (-self._state.line.rank(lane), float(self._state.tenants.level[lane.tenant]), head.ttft_at_s)
+    def _lane_order(self, lane: Lane, head: Sequence) -> Order:
+        return self._place(self._state.line.rank(lane), head)
+
+    def _place(self, rank: int, sequence: Sequence) -> Order:
+        """By tier, then level; at equal level those who hold less, then the earliest deadline."""
+        tenants = self._state.tenants
+        tenant = sequence.tenant
+        return (-rank, float(tenants.level[tenant]), tenants.used_slots[tenant], sequence.ttft_at_s)
 
     def _next_lane(self, passed: list[Lane], borrowers: list[Lane]) -> Lane | None:
         """The first lane whose tenant is within its caps; the others are set aside to borrow, maybe."""
@@ -105,10 +121,6 @@ class Allotment:
     def _room_to_start(self, head: Sequence, draft: Draft) -> bool:
         return self._chunk(head, 0, head.num_tokens, draft) > 0
 
-    def _holds_line(self, head: Sequence, now_s: float) -> bool:
-        """A sequence that has aged and still does not fit is passed no more: memory gathers for it."""
-        return not head.guaranteed and now_s - head.arrival_s >= self._state.config.ageing_s
-
     def _admit(self, sequence: Sequence, draft: Draft, lane: Lane, *, borrowing: bool = False) -> bool:
         """Give the waiting sequence a slot, blocks and a first chunk, if it may have them."""
         state = self._state
@@ -118,25 +130,29 @@ class Allotment:
             return False
         if not self._has_blocks(sequence, draft.now_s, borrowing=borrowing):
             return False
-        if not self._slot_free(sequence) and not self._memory.claim_slot(sequence, draft.now_s):
+        if not self._slot_free() and not self._memory.claim_slot(sequence, draft.now_s):
             return False
         hits = state.find_hits(sequence)
         computed = len(hits) * state.config.block_size
         if not self._chunk(sequence, computed, sequence.num_tokens - computed, draft):
             return False
+        # What age has won it stays: a prompt that got its slot must also get its tokens.
+        sequence.rank = state.line.rank(lane)
         draft.begun.append(state.start(sequence, hits, draft.now_s))
         draft.served.append(lane)
+        state.line.admitted(lane)
         self._advance(sequence, draft)
         return True
 
-    def _slot_free(self, sequence: Sequence) -> bool:
-        """Reserved slots of others are lent to elastic sequences only."""
-        state = self._state
-        kept = state.tenants.unused_slots(sequence.tenant) if sequence.guaranteed else 0
-        return state.table.num_free > kept
+    def _slot_free(self) -> bool:
+        return self._state.table.num_free > 0
 
     def _may_have_slot(self, sequence: Sequence, *, borrowing: bool) -> bool:
-        return self._slot_free(sequence) or (not borrowing and self._memory.may_claim_slot(sequence))
+        """Reserved slots of others are lent to elastic sequences only: what is guaranteed cannot be taken back."""
+        state = self._state
+        if sequence.guaranteed and not state.tenants.may_guarantee_slot(sequence.tenant, state.config.slots):
+            return False
+        return self._slot_free() or (not borrowing and self._memory.may_claim_slot(sequence))
 
     def _has_blocks(self, sequence: Sequence, now_s: float, *, borrowing: bool) -> bool:
         """Are there blocks for all it knows, after a claim if it has a right to one?"""
@@ -164,11 +180,12 @@ class Allotment:
     def _may_guarantee(self, sequence: Sequence) -> bool:
         """Guaranteed reservations have a bound; one that outgrew it alone may run alone."""
         state = self._state
-        if state.guaranteed_blocks == 0:
+        tenants, config = state.tenants, state.config
+        if tenants.num_guaranteed_blocks == 0:
             return True
-        wanted = state.guaranteed_blocks + state.expected_blocks(sequence)
-        lendable = state.config.blocks - state.tenants.unused_blocks(sequence.tenant)
-        return wanted <= min(state.guarantee_limit(sequence.tenant), lendable)
+        more = state.expected_blocks(sequence)
+        within = tenants.num_guaranteed_blocks + more <= int(config.guaranteed_share * config.blocks)
+        return within and tenants.may_guarantee_blocks(sequence.tenant, more, config.blocks)
 
     def _watermark(self, sequence: Sequence) -> int:
         """Blocks left free so that running rows can grow; more for one that was preempted before.
@@ -208,8 +225,9 @@ class Allotment:
         seconds = draft.budget.take(start, count)
         end = start + count
         again = min(max(sequence.num_charged - start, 0), count)
+        free = min(max(sequence.num_forgiven - start, 0), count)
         prompt = max(0, min(end, sequence.num_prompt) - max(start, sequence.num_charged))
-        draft.chunks.append(Chunk(sequence, start, count, seconds, again, prompt))
+        draft.chunks.append(Chunk(sequence, start, count, seconds, again, free, prompt))
         if count == pending and draft.newcomer is None:
             draft.newcomer = (sequence.tenant, draft.budget.predicted_s)
 

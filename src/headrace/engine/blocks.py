@@ -5,6 +5,7 @@ A block is *used* (references > 0), *cached* (none, but published under a hash) 
 The list of what may be handed out holds free blocks first, then cached ones, oldest first.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 
@@ -57,10 +58,10 @@ class BlockPool:
         references = self._references
         return sum(references[block] == 0 for block in blocks)
 
-    def num_exclusive(self, blocks: Iterable[int]) -> int:
-        """How many of `blocks` would come back if their one holder let go."""
-        references = self._references
-        return sum(references[block] == 1 for block in blocks)
+    def num_freed_by(self, holdings: Iterable[Iterable[int]]) -> int:
+        """How many blocks would come back if the holders of all these let go."""
+        held = Counter(block for blocks in holdings for block in blocks)
+        return sum(self._references[block] == count for block, count in held.items())
 
     def share(self, blocks: Iterable[int]) -> None:
         """Take one more reference to each published block."""

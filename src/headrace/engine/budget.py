@@ -12,10 +12,15 @@ QUEUE_PART = 1.0 - 2.0 * _TTFT_PART
 _LEAST_STEPS = 2.0
 
 
-def step_target_s(model: CostModel, itl_s: float, ttft_s: float, max_step_s: float) -> float:
+def longest_step_s(model: CostModel, max_step_s: float) -> float:
+    """The bound of any plan. On a device whose smallest step comes near it, twice the smallest step."""
+    return max(max_step_s, _LEAST_STEPS * (model.c0_s + model.c_out_s))
+
+
+def step_target_s(model: CostModel, itl_s: float, ttft_s: float, longest_s: float) -> float:
     """The longest step that keeps what is running (`itl_s`) and what will come (`ttft_s`) on target."""
     least_s = _LEAST_STEPS * (model.c0_s + model.c_out_s)
-    return min(max(min(itl_s, _TTFT_PART * ttft_s), least_s), max_step_s)
+    return min(max(min(itl_s, _TTFT_PART * ttft_s), least_s), longest_s)
 
 
 @dataclass(slots=True)

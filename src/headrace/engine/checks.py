@@ -15,7 +15,7 @@ def check_state(state: State) -> None:
     coming = sum(len(sequence.blocks) for sequence in state.live.values() if sequence.phase is Phase.LEAVING)
     assert coming <= state.num_coming_blocks, "blocks of those who leave do not add up"
     guaranteed = sum(sequence.reserved_blocks for sequence in state.live.values())
-    assert guaranteed == state.guaranteed_blocks, "reserved blocks do not add up"
+    assert guaranteed == state.tenants.num_guaranteed_blocks, "reserved blocks do not add up"
 
 
 def _check_slots(state: State) -> None:

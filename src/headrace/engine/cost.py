@@ -20,6 +20,8 @@ _REFIT_AT_LEAST_EVERY = 64
 _GOOD_ERROR = 0.005
 # A step predicted this well, after others that were, teaches nothing.
 _NOTHING_NEW = 1e-3
+# A step counts as at most this many times longer or shorter than predicted.
+_MOST_SURPRISE = 8.0
 _HALF_LIFE_STEPS = 40.0
 # What stale observations keep, so that they speak where no fresh one does.
 _LEAST_WEIGHT = 1e-4
@@ -83,9 +85,12 @@ class CostModel:
         """Learn from one step. Times that are not finite and positive teach nothing."""
         if not (math.isfinite(seconds) and seconds > 0.0):
             return
+        # One hiccup, or one clock that stood still, must not outweigh all that was learned.
+        predicted = self.predict(work)
+        seconds = min(max(seconds, predicted / _MOST_SURPRISE, 1e-9), max(predicted * _MOST_SURPRISE, 1e-9))
         # Rows are scaled by the time itself: every step counts by its relative error.
         scale = 1.0 / seconds
-        error = abs(self.predict(work) * scale - 1.0)
+        error = abs(predicted * scale - 1.0)
         self._error += 0.1 * (error - self._error)
         self._num_observed += 1
         if error < _NOTHING_NEW and self._error < _NOTHING_NEW:

@@ -16,14 +16,32 @@ SlotArray = NDArray[np.intp]
 
 @dataclass(slots=True)
 class Chunk:
-    """A row that catches up by `count` tokens: `again` of them computed before, `prompt` new prompt tokens."""
+    """A row that catches up by `count` tokens.
+
+    `again` of them were computed before, `free` of these because the scheduler took them away; `prompt`
+    are prompt tokens computed for the first time.
+    """
 
     sequence: Sequence
     start: int
     count: int
     seconds: float
     again: int
+    free: int
     prompt: int
+
+
+@dataclass(slots=True)
+class Growth:
+    """A running row was given a block that no plan has told the runner of yet."""
+
+    sequence: Sequence
+    block: int
+    begun_in: int
+
+    def is_current(self) -> bool:
+        """Still in the stay in its slot that the block was given for?"""
+        return self.sequence.slot >= 0 and self.sequence.begun_in == self.begun_in
 
 
 @dataclass(slots=True)
@@ -44,8 +62,6 @@ class Draft:
     newcomer: tuple[int, float] | None = None
     begun: list[SlotStart] = field(default_factory=list)
     served: list[Lane] = field(default_factory=list)
-    # (sequence, slot, block) of running rows that were given a block.
-    grown: list[tuple[Sequence, int, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -3,6 +3,8 @@
 _PRIOR_TOKENS = 128.0
 _PRIOR_COUNT = 4.0
 _FORGET = 0.98
+# The longest known go first; they are learned again in a few requests.
+_MOST_KEYS = 65_536
 
 
 class OutputEstimates:
@@ -21,4 +23,6 @@ class OutputEstimates:
     def learn(self, tenant: str, num_prompt: int, num_output: int) -> None:
         for key in (("", -1), (tenant, -1), (tenant, num_prompt.bit_length())):
             total, count = self._sums.get(key, (0.0, 0.0))
+            if key not in self._sums and len(self._sums) >= _MOST_KEYS:
+                del self._sums[next(iter(self._sums))]
             self._sums[key] = (total * _FORGET + num_output, count * _FORGET + 1.0)

@@ -17,7 +17,7 @@ class Intake:
         limit = self._check(request)
         sequence = self._make(request, limit, now_s)
         self._bound(sequence)
-        sequence.expected_wait_s = self._queued_s(sequence.tenant)
+        sequence.expected_wait_s = self._queued_s(sequence)
         self._next_number += 1
         self._state.accept(sequence, now_s)
         return sequence.number
@@ -121,7 +121,7 @@ class Intake:
         """
         state = self._state
         config = state.config
-        wait_s = self.expected_wait_s(sequence.tenant)
+        wait_s = self.expected_wait_s(sequence)
         if state.line.count >= config.max_waiting:
             raise QueueFull("too many sequences wait", retry_after_s=max(1.0, wait_s))
         most_s = min(config.max_queue_s, QUEUE_PART * state.ttft_s(sequence))
@@ -138,22 +138,28 @@ class Intake:
                 param="deadline_s",
             )
 
-    def expected_wait_s(self, tenant: int) -> float:
-        """How long newly queued work of this tenant would wait, as far as past waits have borne that out."""
-        return self._queued_s(tenant) * self._state.tenants.wait_bias[tenant]
+    def expected_wait_s(self, sequence: Sequence) -> float:
+        """How long a new sequence would wait, as far as its tenant's past waits have borne that out."""
+        return self._queued_s(sequence) * self._state.tenants.wait_bias[sequence.tenant]
 
-    def _queued_s(self, tenant: int) -> float:
-        """The tenant's own backlog at its share of the device, at most everyone's.
+    def _queued_s(self, sequence: Sequence) -> float:
+        """The tenant's own backlog at its share of the device, and a turn of everyone else who waits.
 
-        While slots are free only the prompts ahead stand in the way, not what they will generate.
+        At most everyone's backlog. While slots are free only the prompts ahead stand in the way, not what
+        they will generate.
         """
         state = self._state
         tenants = state.tenants
+        tenant = sequence.tenant
         if state.line.count < state.table.num_free:
             own_s, all_s = tenants.waiting_prompt_s[tenant], state.queue_prompt_s
         else:
             own_s, all_s = tenants.waiting_s[tenant], state.queue_s
-        return min(all_s, own_s / tenants.share(tenant)) if own_s else 0.0
+        if all_s <= 0.0:
+            return 0.0
+        others = state.line.num_tenants - (tenants.num_waiting[tenant] > 0)
+        turn_s = others * min(all_s / state.line.count, sequence.work_s)
+        return min(all_s, own_s / tenants.share(tenant) + turn_s)
 
 
 def _check_ids(ids: tuple[int, ...], vocab_size: int, param: str) -> None:

@@ -39,23 +39,36 @@ class Lane:
         return _AGED if self.aged else self.tier
 
 
+# Level, slots held, arrival of the head, key, lane.
+Entry = tuple[float, int, float, int, Lane]
+
+
 class WaitingLine:
     def __init__(self, tenants: TenantTable, ageing_s: float) -> None:
         self._tenants = tenants
         self._ageing_s = ageing_s
         self._lanes: dict[tuple[int, int, bool], Lane] = {}
-        self._orders: list[list[tuple[float, float, int, Lane]]] = [[] for _ in range(_AGED + 1)]
+        self._orders: list[list[Entry]] = [[] for _ in range(_AGED + 1)]
         self._ageing: list[tuple[float, int, Lane]] = []
         self._tickets = 0
         self.count = 0
+        # Tenants with anything waiting.
+        self.num_tenants = 0
+        # Per tier: the highest level at which anybody was admitted.
+        self._served_level = [0.0] * len(Tier)
         # Time during which nobody could be admitted, and during which somebody was.
         self._stuck_s = 0.0
         self._moving_s = 0.0
         self._aged_before_s = 0.0
 
-    def add(self, sequence: Sequence, *, front: bool = False) -> None:
-        """File a waiting sequence; `front` for one that was running before."""
+    def add(self, sequence: Sequence, *, front: bool = False, preempted: bool = False) -> None:
+        """File a waiting sequence; `front` for one that was running before. Who was preempted was not idle."""
         lane = self.lane(sequence)
+        tenants = self._tenants
+        if not tenants.num_waiting[sequence.tenant]:
+            self.num_tenants += 1
+            if not preempted:
+                tenants.lift(sequence.tenant, self._served_level[lane.tier] if self.count else None)
         self._tickets += 1
         sequence.ticket = self._tickets
         heappush(
@@ -68,7 +81,7 @@ class WaitingLine:
             lane.by_arrival.append((sequence.ticket, sequence))
         lane.count += 1
         self.count += 1
-        self._tenants.num_waiting[sequence.tenant] += 1
+        tenants.num_waiting[sequence.tenant] += 1
         sequence.clocks = self.clocks(lane)
         if lane.count == 1 or front:
             heappush(self._ageing, (sequence.arrival_s + self._ageing_s, lane.key, lane))
@@ -82,11 +95,23 @@ class WaitingLine:
         lane.count -= 1
         self.count -= 1
         self._tenants.num_waiting[sequence.tenant] -= 1
+        self.num_tenants -= not self._tenants.num_waiting[sequence.tenant]
         if lane.aged:
             self._unage(lane)
-        if 2 * lane.count + 64 < len(lane.by_deadline):
+        if lane.count == 0:
+            lane.by_deadline.clear()
+            lane.by_arrival.clear()
+        elif 2 * lane.count + 64 < len(lane.by_deadline):
             self._compact(lane)
         return lane
+
+    def admitted(self, lane: Lane) -> None:
+        """The lane was served at its tenant's present level: who returns to that tier starts from there.
+
+        Not from the least that waits, which a cap may hold back for ever.
+        """
+        level = float(self._tenants.level[lane.tenant])
+        self._served_level[lane.tier] = max(self._served_level[lane.tier], level)
 
     def age(self, now_s: float) -> None:
         """Raise the lanes whose oldest has waited long enough."""
@@ -108,8 +133,8 @@ class WaitingLine:
         for tier in range(_TOP, -1, -1):
             found = self._top(tier)
             if found is not None:
-                return found[3] if aged is None or found < aged else aged[3]
-        return aged[3] if aged is not None else None
+                return found[4] if aged is None or found < aged else aged[4]
+        return aged[4] if aged is not None else None
 
     def rank(self, lane: Lane) -> int:
         """The tier a lane competes in: its own, or for an aged one the highest that waits."""
@@ -119,19 +144,18 @@ class WaitingLine:
                     return tier
         return lane.tier
 
-    def _top(self, number: int) -> tuple[float, float, int, Lane] | None:
+    def _top(self, number: int) -> Entry | None:
         """The first valid entry of one order, filed anew where its tenant's level has risen."""
         order = self._orders[number]
         level = self._tenants.level
         while order:
-            entry, arrival_s, key, lane = order[0]
+            entry, _, arrival_s, _, lane = order[0]
             current = float(level[lane.tenant])
             if lane.count == 0 or lane.order != number or entry != lane.entry:
                 heappop(order)
             elif current != entry:
                 heappop(order)
-                lane.entry = current
-                heappush(order, (current, arrival_s, key, lane))
+                self._file(lane, arrival_s)
             else:
                 return order[0]
         return None
@@ -197,8 +221,10 @@ class WaitingLine:
             lane.served_s += seconds
 
     def _file(self, lane: Lane, arrival_s: float) -> None:
+        """At equal level those who hold less come first, then those who came first; an aged lane by age alone."""
         lane.entry = float(self._tenants.level[lane.tenant])
-        heappush(self._orders[lane.order], (lane.entry, arrival_s, lane.key, lane))
+        held = 0 if lane.aged else self._tenants.used_slots[lane.tenant]
+        heappush(self._orders[lane.order], (lane.entry, held, arrival_s, lane.key, lane))
 
     def _unage(self, lane: Lane) -> None:
         """The oldest may have left: the next one keeps the lane up only if it has aged too."""

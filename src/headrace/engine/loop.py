@@ -5,6 +5,7 @@ a worker calls `turn`. Forward pass and sampling are two launches, so that masks
 step's tokens are made while the device computes.
 """
 
+import math
 from collections import deque
 
 import numpy as np
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from headrace.core.config import EngineConfig, check_engine
-from headrace.core.errors import NotFound
+from headrace.core.errors import InvalidInput, NotFound
 from headrace.core.event import Counter, Outcome, StepFrame
 from headrace.core.plan import Masks, Plan
 from headrace.core.ports import MaskSource, Runner
@@ -93,6 +94,8 @@ class Engine:
 
     def observe_service(self, tenant: str, seconds: float) -> None:
         """Device-seconds a tenant was given on other replicas; they count here too."""
+        if not (math.isfinite(seconds) and seconds >= 0.0):
+            raise InvalidInput("service must be a finite number of seconds, zero or more", param="seconds")
         tenants = self._state.tenants
         tenants.charge_one(tenants.index(tenant), seconds)
 
@@ -115,7 +118,7 @@ class Engine:
 
     def begin(self, now_s: float) -> bool:
         """Plan and launch one step if the pipeline has room. False when full or nothing can run."""
-        if len(self._flights) >= self._runner.depth:
+        if len(self._flights) >= self._runner.depth or self._unsampled is not None:
             return False
         flight = self._scheduler.schedule(now_s)
         if flight is None:

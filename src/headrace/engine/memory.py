@@ -38,23 +38,35 @@ class Memory:
         The grower itself may be the one to go.
         """
         state = self._state
+        if grower.guaranteed and self._reaches_into_reserved(grower):
+            victim = self._youngest_guaranteed(everyone=False)
+            if victim is not None:
+                state.preempt(victim, now_s)
+            return victim is not None and victim is not grower and state.pool.num_available > 0
         if state.pool.num_available:
             return True
         if state.num_coming_blocks:
             return False
         victim = self._first(Claim(self._may_lose_blocks_to(grower.tenant)), blocks=True)
         if victim is None and grower.guaranteed:
-            victim = self._youngest_guaranteed()
+            victim = self._youngest_guaranteed(everyone=True)
         if victim is None:
             return False
         state.preempt(victim, now_s)
         return victim is not grower and state.pool.num_available > 0
 
-    def _youngest_guaranteed(self) -> Sequence | None:
-        """Who goes when every block is guaranteed, and only then."""
+    def _reaches_into_reserved(self, grower: Sequence) -> bool:
+        """Would one more guaranteed block be one that another tenant has reserved?"""
+        state = self._state
+        if not state.tenants.reserving or len(grower.blocks) < grower.reserved_blocks:
+            return False
+        return not state.tenants.may_guarantee_blocks(grower.tenant, 1, state.config.blocks)
+
+    def _youngest_guaranteed(self, *, everyone: bool) -> Sequence | None:
+        """Who goes when every block that may be is guaranteed; `everyone`: only if no elastic one is left."""
         table = self._state.table
-        taken = table.number >= 0
-        if (taken & ~table.guaranteed).any():
+        taken = (table.number >= 0) & (table.guaranteed if not everyone else True)
+        if everyone and (taken & ~table.guaranteed).any():
             return None
         able: list[Sequence] = table.sequences[taken & self._has_gained()].tolist()
         return max(able, key=lambda other: (other.arrival_s, other.number), default=None)
@@ -82,18 +94,31 @@ class Memory:
         claim = self._block_claim(sequence) if missing > 0 else None
         if claim is None:
             return False
-        chosen: list[Sequence] = []
-        for slot in self._ordered(claim, blocks=True).tolist():
-            if missing <= 0:
-                break
-            victim: Sequence = state.table.sequences[slot]
-            chosen.append(victim)
-            missing -= state.pool.num_exclusive(victim.blocks)
-        if missing > 0:
-            return False
+        chosen = self._choose(claim, missing)
         for victim in chosen:
             state.preempt(victim, now_s)
-        return True
+        return bool(chosen)
+
+    def _choose(self, claim: Claim, missing: int) -> list[Sequence]:
+        """Victims that together free `missing` blocks, nobody taken below what is theirs; none if they cannot."""
+        state = self._state
+        tenants = state.tenants
+        chosen: list[Sequence] = []
+        enough = False
+        for slot in self._ordered(claim, blocks=True).tolist():
+            victim: Sequence = state.table.sequences[slot]
+            if not claim.from_tenant(victim.tenant):
+                continue
+            chosen.append(victim)
+            tenants.used_slots[victim.tenant] -= 1
+            tenants.used_blocks[victim.tenant] -= len(victim.blocks)
+            enough = state.pool.num_freed_by([one.blocks for one in chosen]) >= missing
+            if enough:
+                break
+        for victim in chosen:
+            tenants.used_slots[victim.tenant] += 1
+            tenants.used_blocks[victim.tenant] += len(victim.blocks)
+        return chosen if enough else []
 
     def _slot_claim(self, sequence: Sequence) -> Claim | None:
         """Whom the sequence may take a slot from."""
@@ -143,7 +168,7 @@ class Memory:
             return (
                 above
                 and other != claimant.tenant
-                and bool(tenants.level[other] > tenants.level[claimant.tenant])
+                and bool(tenants.level[other] >= tenants.level[claimant.tenant])
                 and tenants.used_slots[other] > tenants.reserved_slots[other]
             )
 

@@ -113,8 +113,9 @@ class Applier:
     def _refund(self, sequence: Sequence, seconds: float) -> None:
         """A wasted row: computed for a sequence that had ended. Its token is dropped and not charged."""
         tenants = self._state.tenants
-        tenants.charge_one(sequence.tenant, -seconds)
-        self._state.line.refunded(sequence.tenant)
+        if tenants.names[sequence.tenant] == sequence.request.tenant:
+            tenants.charge_one(sequence.tenant, -seconds)
+            self._state.line.refunded(sequence.tenant)
 
 
 def _extended(

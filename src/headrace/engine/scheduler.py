@@ -8,8 +8,8 @@ import numpy as np
 
 from headrace.core.plan import BoolArray, IntArray, Plan, Work, measure_work
 from headrace.engine.allotment import Allotment
-from headrace.engine.budget import StepBudget, step_target_s
-from headrace.engine.draft import Chunk, DecodeRows, Draft, Flight, SlotArray
+from headrace.engine.budget import StepBudget, longest_step_s, step_target_s
+from headrace.engine.draft import Chunk, DecodeRows, Draft, Flight, Growth, SlotArray
 from headrace.engine.line import Lane
 from headrace.engine.memory import Memory
 from headrace.engine.sequence import Sequence
@@ -28,6 +28,8 @@ class Scheduler:
         self._last_s: float | None = None
         self._last_served: list[Lane] = []
         self._last_chunked: set[int] = set()
+        # Kept until a plan has told the runner: a planning may come to nothing after rows have grown.
+        self._grown: list[Growth] = []
         # Read-only rows of a pure decode plan.
         self._ones = np.ones(state.config.slots, np.int32)
         self._yes = np.ones(state.config.slots, np.bool_)
@@ -40,9 +42,8 @@ class Scheduler:
         self._pass_time(now_s)
         state.expire(now_s)
         state.planning += 1
-        grown: list[tuple[Sequence, int, int]] = []
-        decode = self._decode_rows(now_s, grown)
-        draft = Draft(self._budget(decode, now_s), now_s, grown=grown)
+        decode = self._decode_rows(now_s)
+        draft = Draft(self._budget(decode, now_s), now_s)
         if state.prefilling or state.line.count:
             before = state.num_preemptions
             self._allotment.fill(draft)
@@ -68,27 +69,25 @@ class Scheduler:
         if state.line.count:
             state.line.age(now_s)
 
-    def _decode_rows(self, now_s: float, grown: list[tuple[Sequence, int, int]]) -> DecodeRows:
+    def _decode_rows(self, now_s: float) -> DecodeRows:
         """Slots that have caught up and have a cell to write their next token to."""
         table = self._state.table
         slots = table.decoding.nonzero()[0]
         starts = table.computed[slots]
         short = starts >= table.grow_at[slots]
         if some(short):
-            slots = self._grow(slots, slots[short].tolist(), now_s, grown)
+            slots = self._grow(slots, slots[short].tolist(), now_s)
             starts = table.computed[slots]
         return self._in_turn(DecodeRows(slots, starts, int(starts.dot(self._summands[: len(slots)])) + len(slots)))
 
-    def _grow(
-        self, slots: SlotArray, short: list[int], now_s: float, grown: list[tuple[Sequence, int, int]]
-    ) -> SlotArray:
+    def _grow(self, slots: SlotArray, short: list[int], now_s: float) -> SlotArray:
         """Give blocks to rows that need one, preempting where the pool is empty; guaranteed rows first."""
         state = self._state
         table = state.table
         size = state.config.block_size
         needy: list[Sequence] = [table.sequences[slot] for slot in short]
         if state.pool.num_available >= len(needy):
-            grown.extend(zip(needy, short, state.grow(needy), strict=True))
+            self._remember_grown(needy, state.grow(needy))
             return slots
         needy.sort(key=lambda sequence: not sequence.guaranteed)
         stalled: list[int] = []
@@ -98,17 +97,21 @@ class Scheduler:
             if slot < 0:
                 continue
             if self._memory.make_room_to_grow(sequence, now_s):
-                grown.append((sequence, slot, state.grow([sequence])[0]))
+                self._remember_grown([sequence], state.grow([sequence]))
             elif sequence.slot >= 0 and table.computed[slot] >= len(sequence.blocks) * size:
                 stalled.append(slot)
         if state.num_preemptions != before:
             slots = slots[table.decoding[slots]]
         return slots[~np.isin(slots, stalled)] if stalled else slots
 
+    def _remember_grown(self, sequences: list[Sequence], blocks: list[int]) -> None:
+        for sequence, block in zip(sequences, blocks, strict=True):
+            self._grown.append(Growth(sequence, block, sequence.begun_in))
+
     def _in_turn(self, rows: DecodeRows) -> DecodeRows:
         """Where even the decode rows alone would pass the longest step, take turns."""
         model = self._state.model
-        left_s = self._state.config.max_step_s - model.c0_s
+        left_s = longest_step_s(model, self._state.config.max_step_s) - model.c0_s
         if model.c_out_s * len(rows.slots) + model.c_kv_s * rows.kv_tokens <= left_s or len(rows.slots) < 2:
             return rows
         turn = -(self._step * 7919) % len(rows.slots)
@@ -128,8 +131,9 @@ class Scheduler:
         rows = len(decode.slots)
         decode_s = model.c0_s + model.c_out_s * rows + model.c_kv_s * decode.kv_tokens
         itl_s = state.table.shortest_itl_s() if rows else float("inf")
-        target_s = step_target_s(model, itl_s, state.ttft_targets.shortest_s(now_s), config.max_step_s)
-        limit_s = config.max_step_s if rows else float("inf")
+        longest_s = longest_step_s(model, config.max_step_s)
+        target_s = step_target_s(model, itl_s, state.ttft_targets.shortest_s(now_s), longest_s)
+        limit_s = longest_s if rows else float("inf")
         return StepBudget(model, target_s, decode_s, config.max_step_tokens - rows, config.block_size, limit_s)
 
     def _forget_preempted(self, decode: DecodeRows, draft: Draft) -> DecodeRows:
@@ -140,9 +144,8 @@ class Scheduler:
     def _assemble(self, decode: DecodeRows, draft: Draft) -> Flight:
         state = self._state
         chunks = draft.chunks
-        grown = draft.grown
-        if grown:
-            grown = [entry for entry in grown if entry[0].slot == entry[1] and entry[0].begun_in != state.planning]
+        grown = [growth for growth in self._grown if growth.is_current()]
+        self._grown.clear()
         slots, starts, counts, samples, work = self._rows(decode, chunks)
         freed = state.pool.take_freed()
         plan = Plan(
@@ -153,12 +156,12 @@ class Scheduler:
             samples=samples,
             masked_rows=self._masked_rows(slots, samples),
             begun=tuple(draft.begun),
-            grown_slots=np.array([slot for _, slot, _ in grown], np.int32) if grown else _NONE,
-            grown_blocks=np.array([block for _, _, block in grown], np.int32) if grown else _NONE,
+            grown_slots=np.array([growth.sequence.slot for growth in grown], np.int32) if grown else _NONE,
+            grown_blocks=np.array([growth.block for growth in grown], np.int32) if grown else _NONE,
             freed_blocks=np.array(freed, np.int32) if freed else _NONE,
             work=work,
             predicted_s=state.model.predict(work),
-            budget_s=max(draft.budget.target_s, draft.budget.predicted_s),
+            budget_s=draft.budget.target_s,
         )
         flight = self._charged(plan, slots, chunks)
         self._step += 1
@@ -195,7 +198,7 @@ class Scheduler:
         scale = plan.predicted_s / marginal_s if marginal_s > 0.0 else 0.0
         charges = plan.starts * (model.c_kv_s * scale) + (model.c_out_s + model.c_kv_s) * scale
         for row, chunk in rows:
-            charges[row] = chunk.seconds * scale * (1.0 - chunk.again / chunk.count)
+            charges[row] = chunk.seconds * scale * (1.0 - chunk.free / chunk.count)
         state.tenants.charge(table.tenant[slots], charges)
         samples_all = not chunks or every(plan.samples)
         return Flight(plan, slots, table.sequences[slots], table.generation[slots], charges, rows, samples_all)

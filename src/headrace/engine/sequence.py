@@ -46,8 +46,12 @@ class Sequence:
     # Tokens computed by applied steps while it catches up; meaningless once it decodes.
     num_applied: int = 0
     catching_up: bool = True
-    # Positions below this were computed and charged before.
+    # Positions below this were computed before.
     num_charged: int = 0
+    # Positions below this are computed again at nobody's charge.
+    num_forgiven: int = 0
+    # The tier it was admitted in: its own, or a higher one that age had won it.
+    rank: int = 0
     reserved_blocks: int = 0
     # The last launched plan that names it, up to date once it has left its slot.
     last_step: int = -1

@@ -5,7 +5,7 @@ memory and intake modules decide and call these moves. Each move keeps all accou
 """
 
 from collections import deque
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from headrace.core.config import EngineConfig
 from headrace.core.event import Counter, Ended, Outcome, Waits
@@ -39,7 +39,6 @@ class State:
         self.queue_s = 0.0
         self.queue_prompt_s = 0.0
         self.running_s = 0.0
-        self.guaranteed_blocks = 0
         # Raised with every planning, whether or not a plan comes of it.
         self.planning = 0
         self.applied_step = -1
@@ -59,9 +58,14 @@ class State:
         asked = sequence.request.ttft_target_s
         return self._targets[sequence.request.tier].ttft_s if asked is None else asked
 
-    def itl_s(self, sequence: Sequence) -> float:
-        asked = sequence.request.itl_target_s
-        return self._targets[sequence.request.tier].itl_s if asked is None else asked
+    def bound_ttft_s(self, sequence: Sequence) -> float:
+        """The TTFT target that binds every step: no request may ask more of others than its tier was promised."""
+        return max(self.ttft_s(sequence), self._targets[sequence.request.tier].ttft_s)
+
+    def bound_itl_s(self, sequence: Sequence) -> float:
+        """Likewise between tokens."""
+        promised_s = self._targets[sequence.request.tier].itl_s
+        return max(sequence.request.itl_target_s or promised_s, promised_s)
 
     def in_flight(self, sequence: Sequence) -> bool:
         """Does a launched plan whose result is not applied name it? Asked of sequences without a slot."""
@@ -73,22 +77,29 @@ class State:
         """A new sequence waits."""
         self.live[sequence.number] = sequence
         self.num_masked_live += sequence.request.sampling.masked
-        self.tenants.enter(sequence.tenant)
-        self.ttft_targets.enter(self.ttft_s(sequence))
+        self.tenants.accept(sequence.tenant)
+        self.ttft_targets.enter(self.bound_ttft_s(sequence))
         self._start_timeout(sequence, now_s)
         deadline_s = sequence.request.deadline_s
         if deadline_s is not None:
-            heappush(self._expiries, (now_s + deadline_s, sequence.number, "deadline"))
+            self._push_expiry(now_s + deadline_s, sequence, "deadline")
         sequence.since_s = now_s
-        self._enqueue(sequence, front=False)
+        self._enqueue(sequence)
+
+    def _push_expiry(self, at_s: float, sequence: Sequence, kind: str) -> None:
+        """Entries of those who ended go when they are most of the heap, so that memory follows who is live."""
+        if len(self._expiries) > 4 * len(self.live) + 64:
+            self._expiries = [entry for entry in self._expiries if entry[1] in self.live]
+            heapify(self._expiries)
+        heappush(self._expiries, (at_s, sequence.number, kind))
 
     def _start_timeout(self, sequence: Sequence, now_s: float) -> None:
         timeout_s = sequence.request.queue_timeout_s or self.config.queue_timeout_s
-        heappush(self._expiries, (now_s + timeout_s, sequence.number, "queue"))
+        self._push_expiry(now_s + timeout_s, sequence, "queue")
 
-    def _enqueue(self, sequence: Sequence, *, front: bool) -> None:
+    def _enqueue(self, sequence: Sequence, *, front: bool = False, preempted: bool = False) -> None:
         sequence.phase = Phase.WAITING
-        self.line.add(sequence, front=front)
+        self.line.add(sequence, front=front, preempted=preempted)
         self._add_waiting(sequence, 1.0)
 
     def _dequeue(self, sequence: Sequence, now_s: float) -> None:
@@ -140,9 +151,9 @@ class State:
         sequence.num_published = len(hits)
         request = sequence.request
         eos = () if request.sampling.ignore_eos else self.config.eos_ids
-        slot = self.table.occupy(sequence, num_computed, self.itl_s(sequence), eos + request.sampling.stop_ids)
+        slot = self.table.occupy(sequence, num_computed, self.bound_itl_s(sequence), eos + request.sampling.stop_ids)
         self.prefilling[sequence.number] = sequence
-        self.tenants.used_slots[sequence.tenant] += 1
+        self.tenants.hold_slot(sequence.tenant, 1, guaranteed=sequence.guaranteed)
         self.tenants.used_blocks[sequence.tenant] += len(blocks)
         self.running_s += sequence.work_s
         if sequence.guaranteed:
@@ -172,7 +183,7 @@ class State:
         return self.blocks_for(min(wanted, sequence.limit))
 
     def _reserve(self, sequence: Sequence, blocks: int) -> None:
-        self.guaranteed_blocks += blocks - sequence.reserved_blocks
+        self.tenants.guarantee_blocks(sequence.tenant, blocks - sequence.reserved_blocks)
         sequence.reserved_blocks = blocks
 
     def grow(self, sequences: list[Sequence]) -> list[int]:
@@ -191,7 +202,7 @@ class State:
         """Out of the table; blocks stay with the sequence."""
         self.table.release(sequence)
         self.prefilling.pop(sequence.number, None)
-        self.tenants.used_slots[sequence.tenant] -= 1
+        self.tenants.hold_slot(sequence.tenant, -1, guaranteed=sequence.guaranteed)
         self.running_s = self.running_s - sequence.work_s if self.table.num_running else 0.0
         spent_s = now_s - sequence.since_s
         if sequence.catching_up:
@@ -241,23 +252,28 @@ class State:
     def preempt(self, sequence: Sequence, now_s: float) -> None:
         """Running to waiting: everything it computed is given up, or left to the prefix cache."""
         self._suspend(sequence, now_s)
+        sequence.num_forgiven = sequence.num_charged
         sequence.preempted_in = self.planning
         sequence.preemptions += 1
         self.num_preemptions += 1
         self.num_guaranteed_preemptions += sequence.guaranteed
-        self._enqueue(sequence, front=True)
+        self._enqueue(sequence, front=True, preempted=True)
 
     def pause(self, sequence: Sequence, now_s: float) -> None:
         """Not runnable until `resume`: slot given up, blocks evictable."""
         if sequence.phase is Phase.RUNNING:
             self._suspend(sequence, now_s)
+            # The client's doing: what is computed again is charged again.
+            sequence.num_forgiven = 0
         else:
             self._dequeue(sequence, now_s)
         sequence.phase = Phase.PAUSED
+        self.tenants.leave(sequence.tenant)
 
     def resume(self, sequence: Sequence, now_s: float) -> None:
         sequence.paused_s += now_s - sequence.since_s
         sequence.since_s = now_s
+        self.tenants.enter(sequence.tenant)
         if not sequence.started:
             self._start_timeout(sequence, now_s)
         self._enqueue(sequence, front=sequence.started)
@@ -283,6 +299,7 @@ class State:
         else:
             assert sequence.phase is Phase.PAUSED, "a sequence ends once"
             sequence.paused_s += now_s - sequence.since_s
+            self.tenants.enter(sequence.tenant)
         sequence.phase = Phase.ENDED
         self._drop_blocks(sequence, sound=outcome is not Outcome.FAILED)
         sequence.finished = outcome is Outcome.FINISHED
@@ -290,8 +307,8 @@ class State:
             self.estimates.learn(sequence.request.tenant, sequence.num_prompt, len(sequence.outputs))
         del self.live[sequence.number]
         self.num_masked_live -= sequence.request.sampling.masked
-        self.tenants.leave(sequence.tenant)
-        self.ttft_targets.leave(self.ttft_s(sequence), now_s)
+        self.tenants.end(sequence.tenant)
+        self.ttft_targets.leave(self.bound_ttft_s(sequence), now_s)
         self.ended.append(self._ended_event(sequence, outcome, reason, message))
 
     def _ended_event(self, sequence: Sequence, outcome: Outcome, reason: str, message: str) -> Ended:

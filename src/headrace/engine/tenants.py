@@ -10,6 +10,8 @@ from headrace.core.config import TenantConfig
 
 _NO_CAP = 2**31 - 1
 _LEAST_WAIT_S = 0.05
+# Tenants remembered beyond those that are active.
+_MOST_IDLE = 4096
 
 
 class TenantTable:
@@ -21,77 +23,116 @@ class TenantTable:
         self.weight = np.ones(8)
         self.used_slots: list[int] = []
         self.used_blocks: list[int] = []
+        # What is promised to guaranteed sequences and cannot be taken back, of each tenant and in all.
+        self.guaranteed_slots: list[int] = []
+        self.guaranteed_blocks: list[int] = []
+        self.num_guaranteed_slots = 0
+        self.num_guaranteed_blocks = 0
         self.max_slots: list[int] = []
         self.max_blocks: list[int] = []
         self.reserved_slots: list[int] = []
         self.reserved_blocks: list[int] = []
         self.waiting_s: list[float] = []
         self.waiting_prompt_s: list[float] = []
+        self.num_live: list[int] = []
         self.num_waiting: list[int] = []
         # Seconds waited per second of work that stood before: others take their part without queueing.
         self.wait_bias: list[float] = []
-        # Tenants with anything waiting, running or paused: dict as an ordered set.
+        # How many sequences of each tenant wait or run.
         self._active: dict[int, int] = {}
         self._active_weight = 0.0
-        self._last_level = 0.0
+        # Rows that may be used again, longest idle first.
+        self._idle: dict[int, None] = {}
         self.reserving: list[int] = []
         self._capped: list[int] = []
         for config in configs:
             self.index(config.name)
 
     def index(self, name: str) -> int:
-        """The tenant's row, made on first sight."""
+        """The tenant's row, made on first sight; rows of tenants long idle are used again."""
         found = self._index.get(name)
         return self._add(name) if found is None else found
 
     def _add(self, name: str) -> int:
         config = self._configs.get(name) or TenantConfig(name)
-        row = self._index[name] = len(self.names)
-        if row == len(self.level):
-            self.level = np.concatenate([self.level, np.zeros(row)])
-            self.weight = np.concatenate([self.weight, np.ones(row)])
-        self.names.append(name)
+        row = self._spare_row()
+        self._index[name] = row
+        self.names[row] = name
+        self.level[row] = 0.0
         self.weight[row] = config.weight
-        self.used_slots.append(0)
-        self.used_blocks.append(0)
-        self.max_slots.append(_NO_CAP if config.max_slots is None else config.max_slots)
-        self.max_blocks.append(_NO_CAP if config.max_blocks is None else config.max_blocks)
-        self.reserved_slots.append(config.reserved_slots)
-        self.reserved_blocks.append(config.reserved_blocks)
-        self.waiting_s.append(0.0)
-        self.waiting_prompt_s.append(0.0)
-        self.num_waiting.append(0)
-        self.wait_bias.append(1.0)
+        self.wait_bias[row] = 1.0
+        self.max_slots[row] = _NO_CAP if config.max_slots is None else config.max_slots
+        self.max_blocks[row] = _NO_CAP if config.max_blocks is None else config.max_blocks
+        self.reserved_slots[row] = config.reserved_slots
+        self.reserved_blocks[row] = config.reserved_blocks
         if config.reserved_slots or config.reserved_blocks:
             self.reserving.append(row)
         if config.max_slots is not None or config.max_blocks is not None:
             self._capped.append(row)
+        if name not in self._configs:
+            self._idle[row] = None
         return row
 
-    def enter(self, tenant: int) -> None:
-        """One more live sequence. A tenant that returns from idle is lifted to the least active level.
+    def _spare_row(self) -> int:
+        """A row nobody uses. Forgetting the longest idle tenant costs it nothing: it would be lifted anyway."""
+        row = len(self.names)
+        if row >= _MOST_IDLE and self._idle:
+            oldest = next(iter(self._idle))
+            del self._idle[oldest]
+            del self._index[self.names[oldest]]
+            return oldest
+        if row == len(self.level):
+            self.level = np.concatenate([self.level, np.zeros(row)])
+            self.weight = np.concatenate([self.weight, np.ones(row)])
+        self.names.append("")
+        for column in (
+            self.used_slots,
+            self.used_blocks,
+            self.guaranteed_slots,
+            self.guaranteed_blocks,
+            self.num_waiting,
+        ):
+            column.append(0)
+        for column in (self.max_slots, self.max_blocks, self.reserved_slots, self.reserved_blocks):
+            column.append(0)
+        for seconds in (self.waiting_s, self.waiting_prompt_s, self.wait_bias):
+            seconds.append(0.0)
+        return row
 
-        By one unit in the last place less: a tie goes to the one who was away. Where nobody is active,
-        the level of the last to leave stands for them.
-        """
+    def accept(self, tenant: int) -> None:
+        """One more live sequence: its row is not given to another tenant before that one has ended."""
+        self.num_live[tenant] += 1
+        self._idle.pop(tenant, None)
+        self.enter(tenant)
+
+    def end(self, tenant: int) -> None:
+        self.leave(tenant)
+        self.num_live[tenant] -= 1
+        if not self.num_live[tenant] and self.names[tenant] not in self._configs:
+            self._idle[tenant] = None
+
+    def enter(self, tenant: int) -> None:
+        """One more sequence that waits or runs: paused ones do not count for shares."""
         count = self._active.get(tenant, 0)
         if count == 0:
-            if self._active or self.level[tenant] < self._last_level:
-                least = self.level[list(self._active)].min() if self._active else self._last_level
-                self.level[tenant] = max(self.level[tenant], np.nextafter(least, -np.inf))
             self._active_weight += float(self.weight[tenant])
         self._active[tenant] = count + 1
 
     def leave(self, tenant: int) -> None:
+        """One has ended or is paused."""
         count = self._active[tenant] - 1
         if count:
             self._active[tenant] = count
-        else:
-            del self._active[tenant]
-            self._active_weight -= float(self.weight[tenant])
-            if not self._active:
-                self._active_weight = 0.0
-                self._last_level = float(self.level[tenant])
+            return
+        del self._active[tenant]
+        self._active_weight = self._active_weight - float(self.weight[tenant]) if self._active else 0.0
+
+    def lift(self, tenant: int, floor: float | None) -> None:
+        """A tenant that had nothing waiting comes back: idle time is no credit.
+
+        It is lifted to the level that is being served or, where nobody waits, to the most served of all.
+        """
+        self.level[tenant] = max(self.level[tenant], self.level.max() if floor is None else floor)
 
     def charge(self, rows: np.ndarray, seconds: np.ndarray) -> None:
         """Add device-seconds to the tenants of `rows`; negative seconds are a refund."""
@@ -100,6 +141,16 @@ class TenantTable:
 
     def charge_one(self, tenant: int, seconds: float) -> None:
         self.level[tenant] += seconds / self.weight[tenant]
+
+    def hold_slot(self, tenant: int, change: int, *, guaranteed: bool) -> None:
+        self.used_slots[tenant] += change
+        if guaranteed:
+            self.guaranteed_slots[tenant] += change
+            self.num_guaranteed_slots += change
+
+    def guarantee_blocks(self, tenant: int, change: int) -> None:
+        self.guaranteed_blocks[tenant] += change
+        self.num_guaranteed_blocks += change
 
     def share(self, tenant: int) -> float:
         """The tenant's part of everything, by weight among active tenants."""
@@ -129,12 +180,17 @@ class TenantTable:
         others = [other for other in self.reserving if other != tenant]
         return sum(self.reserved_slots[o] for o in others), sum(self.reserved_blocks[o] for o in others)
 
-    def unused_slots(self, but: int) -> int:
-        """Reserved slots that other tenants than `but` do not use now."""
-        return sum(max(0, self.reserved_slots[t] - self.used_slots[t]) for t in self.reserving if t != but)
+    def may_guarantee_slot(self, tenant: int, slots: int) -> bool:
+        """Would everybody's reservation still be there with one more slot that cannot be taken back?"""
+        others = [other for other in self.reserving if other != tenant]
+        short = sum(max(0, self.reserved_slots[other] - self.guaranteed_slots[other]) for other in others)
+        return self.num_guaranteed_slots + 1 + short <= slots
 
-    def unused_blocks(self, but: int) -> int:
-        return sum(max(0, self.reserved_blocks[t] - self.used_blocks[t]) for t in self.reserving if t != but)
+    def may_guarantee_blocks(self, tenant: int, more: int, blocks: int) -> bool:
+        """Likewise with `more` blocks."""
+        others = [other for other in self.reserving if other != tenant]
+        short = sum(max(0, self.reserved_blocks[other] - self.guaranteed_blocks[other]) for other in others)
+        return self.num_guaranteed_blocks + more + short <= blocks
 
     @property
     def num_active(self) -> int:

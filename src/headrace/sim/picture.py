@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from headrace.core.errors import InvalidInput
 from headrace.sim.spans import Spans
+from headrace.sim.traces import check_target
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,22 +44,30 @@ def check_picture(path: Path) -> None:
     kinds = FigureCanvasAgg.get_supported_filetypes()
     if path.suffix.removeprefix(".").lower() not in kinds:
         raise InvalidInput(f"picture {path}: the name must end in one of {', '.join(sorted(kinds))}", param="picture")
-    if not path.parent.is_dir():
-        raise InvalidInput(f"picture {path}: there is no folder {path.parent}", param="picture")
+    try:
+        check_target(path)
+    except FileNotFoundError:
+        raise InvalidInput(f"picture {path}: there is no folder {path.parent}", param="picture") from None
+    except OSError as error:
+        raise InvalidInput(f"picture {path}: {error.strerror or error}", param="picture") from None
 
 
 def draw_slots(spans: Spans, caption: Caption, path: Path, *, from_s: float = 0.0, for_s: float | None = None) -> None:
-    """Write the picture; the suffix says which format."""
+    """Write the picture; the suffix says which format. A part of a run must hold something to see."""
     check_picture(path)
+    until_s = _window_end(spans, from_s, for_s)
+    if (from_s > 0.0 or for_s is not None) and not _in_window(spans, from_s, until_s).any():
+        param = "--picture-from" if from_s > 0.0 else "--picture-for"
+        raise InvalidInput(f"{param}: the picture would be empty, nothing was computed then", param=param)
     from matplotlib.figure import Figure
 
-    until_s = _window_end(spans, from_s, for_s)
     height = min(14.0, max(3.2, 1.8 + 0.19 * spans.num_slots))
     figure = Figure(figsize=(14, height + 1.4), layout="constrained", facecolor="white")
     seats = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [height, 1.0], "hspace": 0.02})
     _draw_spans(seats[0], spans, from_s, until_s)
     _draw_waiting(seats[1], spans, from_s, until_s)
-    figure.suptitle(caption.title, x=0.01, ha="left", fontsize=14, fontweight="bold")
+    # A dollar sign in a name begins no formula.
+    figure.suptitle(caption.title, parse_math=False, x=0.01, ha="left", fontsize=14, fontweight="bold")
     seats[0].set_title(_facts(caption, spans, from_s, until_s), loc="left", fontsize=9.5, color="#444444")
     try:
         figure.savefig(path, dpi=_DPI)
@@ -103,6 +112,10 @@ def _window_end(spans: Spans, from_s: float, for_s: float | None) -> float:
     return last_s if len(later) <= _MOST_SPANS else float(later[_MOST_SPANS])
 
 
+def _in_window(spans: Spans, from_s: float, until_s: float) -> NDArray[np.bool_]:
+    return (spans.ends_s > from_s) & (spans.starts_s < until_s)
+
+
 def _facts(caption: Caption, spans: Spans, from_s: float, until_s: float) -> str:
     last_s = float(spans.ends_s.max()) if len(spans.ends_s) else until_s
     if from_s <= 0.0 and until_s >= last_s:
@@ -114,7 +127,7 @@ def _draw_spans(axes: Axes, spans: Spans, from_s: float, until_s: float) -> None
     from matplotlib.collections import PolyCollection
     from matplotlib.patches import Patch
 
-    seen = np.flatnonzero((spans.ends_s > from_s) & (spans.starts_s < until_s))
+    seen = np.flatnonzero(_in_window(spans, from_s, until_s))
     hues = request_hues(spans)
     colours = [
         shade(hues[ordinal], ordinal, prefill=prefill)

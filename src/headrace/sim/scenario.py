@@ -5,6 +5,7 @@ the same tree and go through the same checks.
 """
 
 import os
+import tomllib
 from pathlib import Path
 from typing import Annotated
 
@@ -15,15 +16,25 @@ from headrace.core.config import CostProfile, EngineConfig, TenantConfig, check_
 from headrace.core.errors import InvalidInput
 from headrace.sim.arrivals import Arrivals, Together
 from headrace.sim.lengths import Lengths, parse_lengths
-from headrace.sim.traces import AdmissionName, Name, Seconds, TierName
+from headrace.sim.traces import SLOWEST_READER, AdmissionName, Name, Seconds, TierName, is_pace, open_source
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Instant = Annotated[float, Meta(ge=0, le=1e9)]
 Speed = Annotated[float, Meta(ge=1e-3, le=1e3)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-WorkerIndex = Annotated[int, Meta(ge=0, le=1_000_000)]
+WorkerIndex = Annotated[int, Meta(ge=0, le=100_000)]
 # As in a mix file, the short text form may stand for a distribution.
 Written = Lengths | str | int
+
+MAX_FILE_BYTES = 16 * 2**20
+MAX_SLOTS = 65_536
+# Of a worker, and of all workers together.
+MAX_KV_TOKENS = 2**31
+MAX_ALL_SLOTS = 2**24
+MAX_ALL_BLOCKS = 2**28
+MAX_MEMORY_BYTES = 8 * 2**30
+# Roughly what the simulator keeps.
+_WORKER_BYTES, _BLOCK_BYTES, _CELL_BYTES, _VOCAB_BYTES, _SLOT_BYTES, _TENANT_BYTES = 30_000, 120, 16, 16, 512, 1024
 
 
 class _Part(Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,6 +66,10 @@ class SlowReaders(_Part, frozen=True):
 
     share: Share
     tokens_per_s: Annotated[float, Meta(ge=0, le=1e9)]
+
+    def __post_init__(self) -> None:
+        if not is_pace(self.tokens_per_s):
+            raise ValueError(f"tokens_per_s must be 0 or at least {SLOWEST_READER:g}")
 
 
 class TenantLoad(_Part, frozen=True):
@@ -146,7 +161,7 @@ class Scenario(_Part, frozen=True):
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     duration_s: Seconds | None = None
     requests: Count | None = None
-    workers: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    workers: Annotated[int, Meta(ge=1, le=100_000)] = 1
     depth: Annotated[int, Meta(ge=1, le=8)] = 1
     # Virtual time that a worker's host spends between the end of a step and the next plan.
     host_s: Annotated[float, Meta(ge=0, le=10)] = 0.0
@@ -171,19 +186,31 @@ class Scenario(_Part, frozen=True):
 def read_scenario(path: str | os.PathLike[str]) -> Scenario:
     """Read and check a scenario file; a relative `trace` is taken from the file's folder."""
     where = Path(path)
+    raw = read_document(where, f"scenario {where.name}", "scenario")
     try:
-        data = where.read_bytes()
-    except OSError as error:
-        raise InvalidInput(f"scenario {path}: {error.strerror or error}", param="scenario") from None
-    decode = msgspec.json.decode if where.suffix == ".json" else msgspec.toml.decode
-    try:
-        scenario = decode(data, type=Scenario)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"scenario {where.name}: {error}", param="scenario") from None
+        scenario = msgspec.convert(raw, Scenario)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise InvalidInput(f"scenario {where.name}: {error}", param=_place(error) or "scenario") from None
     if scenario.trace is not None:
         scenario = msgspec.structs.replace(scenario, trace=str(where.parent / scenario.trace))
     check_scenario(scenario, f"scenario {where.name}: ")
     return scenario
+
+
+def read_document(path: Path, where: str, param: str) -> object:
+    """What a file holds: JSON by its suffix, otherwise TOML. Raises InvalidInput for what is neither."""
+    try:
+        with open_source(path) as file:
+            body = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise InvalidInput(f"{where}: cannot read {path}: {error.strerror or error}", param=param) from None
+    if len(body) > MAX_FILE_BYTES:
+        raise InvalidInput(f"{where}: {path} is larger than {MAX_FILE_BYTES // 2**20} MiB", param=param)
+    try:
+        return msgspec.json.decode(body) if path.suffix.lower() == ".json" else tomllib.loads(body.decode())
+    # A ValueError is also what Python says to a number of thousands of digits.
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"{where}: {path} is malformed: {error}", param=param) from None
 
 
 def check_scenario(scenario: Scenario, where: str = "") -> None:
@@ -192,10 +219,18 @@ def check_scenario(scenario: Scenario, where: str = "") -> None:
         msgspec.convert(msgspec.to_builtins(scenario), Scenario)
         _check_tenants(scenario)
         _check_bounds(scenario)
+        _check_sizes(scenario)
         check_engine(scenario.engine_config())
         check_profile(scenario.profile(), "device")
+        _check_memory(scenario)
     except (msgspec.ValidationError, InvalidInput) as error:
-        raise InvalidInput(f"{where}{error}", param=getattr(error, "param", None)) from None
+        raise InvalidInput(f"{where}{error}", param=getattr(error, "param", None) or _place(error)) from None
+
+
+def _place(error: Exception) -> str | None:
+    """The field that msgspec names at the end of its message: ... - at `$.tenants[0].name`."""
+    _, _, place = str(error).rpartition(" - at `$.")
+    return place.removesuffix("`") or None
 
 
 def _check_tenants(scenario: Scenario) -> None:
@@ -227,6 +262,45 @@ def _check_bounds(scenario: Scenario) -> None:
         if not isinstance(happening, Drift) and happening.worker >= scenario.workers:
             where = f"happenings[{index}].worker"
             raise InvalidInput(f"{where}: there are only {scenario.workers} workers", param=where)
+
+
+def _check_sizes(scenario: Scenario) -> None:
+    """Bounds that keep numbers within what arrays hold; before anything multiplies or allocates them."""
+    engine, workers = scenario.engine, scenario.workers
+    for name in ("slots", "blocks", "block_size", "context_len", "vocab_size", "max_step_tokens", "max_waiting"):
+        _check_whole(f"engine.{name}", getattr(engine, name), 1, MAX_SLOTS if name == "slots" else 2**31 - 1)
+    for index, token in enumerate(engine.eos_ids):
+        _check_whole(f"engine.eos_ids[{index}]", token, 0, 2**31 - 1)
+    products = (
+        ("engine.blocks", "engine.blocks × engine.block_size", engine.blocks * engine.block_size, MAX_KV_TOKENS),
+        ("workers", "workers × engine.slots", workers * engine.slots, MAX_ALL_SLOTS),
+        ("workers", "workers × engine.blocks", workers * engine.blocks, MAX_ALL_BLOCKS),
+    )
+    for param, words, value, most in products:
+        if value > most:
+            raise InvalidInput(f"{words} must be at most {most:,}, not {value:,}", param=param)
+
+
+def _check_whole(param: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InvalidInput(f"{param} must be a whole number from {low:,} to {high:,}", param=param)
+
+
+def _check_memory(scenario: Scenario) -> None:
+    """Refuse a world that would not fit, rather than be killed while it is built."""
+    engine, cells = scenario.engine, scenario.cells
+    parts = {
+        "engine.blocks": engine.blocks * (_BLOCK_BYTES + engine.block_size * _CELL_BYTES * cells),
+        "engine.vocab_size": engine.vocab_size * _VOCAB_BYTES * cells,
+        "engine.slots": engine.slots * _SLOT_BYTES,
+        "engine.context_len": engine.slots * -(-engine.context_len // engine.block_size) * 8,
+        "tenants": len(scenario.tenants) * _TENANT_BYTES,
+    }
+    worker_bytes = _WORKER_BYTES + sum(parts.values())
+    if worker_bytes * scenario.workers > MAX_MEMORY_BYTES:
+        param = "workers" if worker_bytes <= MAX_MEMORY_BYTES else max(parts, key=lambda name: parts[name])
+        size, most = worker_bytes * scenario.workers / 2**30, MAX_MEMORY_BYTES // 2**30
+        raise InvalidInput(f"{param}: a world of about {size:,.0f} GiB; at most {most} GiB are simulated", param=param)
 
 
 def written_lengths(value: Written, param: str) -> Lengths:

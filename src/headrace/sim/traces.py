@@ -1,13 +1,15 @@
 """Request traces: one JSON object a line, in order of arrival.
 
-Owns the shape of a row, its reading and writing. A row says what a client does, never what became of
+Owns the shape of a row, its reading and writing, and which files are read and written at all. A row says what a client does, never what became of
 it. The generated load of a scenario takes the same shape, so that it can be saved and replayed.
 """
 
+import errno
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, BinaryIO, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -48,40 +50,57 @@ class TraceRow(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
 _DECODER = msgspec.json.Decoder(TraceRow)
 _ENCODER = msgspec.json.Encoder()
 MAX_LINE = 10_000
+# A slower one would be waited for longer than there is time.
+SLOWEST_READER = 1e-6
 
 
 def read_trace(path: str | os.PathLike[str]) -> Iterator[TraceRow]:
     """Rows one by one. Raises InvalidInput that names file, line and field."""
     name = Path(path).name
     try:
-        with Path(path).open("rb") as lines:
+        with open_source(path) as lines:
             yield from _decode_lines(name, lines)
     except OSError as error:
         raise InvalidInput(f"trace {path}: {error.strerror or error}", param="trace") from None
 
 
-def _decode_lines(name: str, lines: Iterable[bytes]) -> Iterator[TraceRow]:
+def _decode_lines(name: str, lines: BinaryIO) -> Iterator[TraceRow]:
     last_s = 0.0
-    for line_number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    # No line is read further than it may be long.
+    for line_number, line in enumerate(iter(lambda: lines.readline(MAX_LINE + 1), b""), 1):
         where = f"trace {name} line {line_number}"
         if len(line) > MAX_LINE:
             raise InvalidInput(f"{where}: longer than {MAX_LINE} bytes", param=where)
-        try:
-            row = _DECODER.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise InvalidInput(f"{where}: {error}", param=where) from None
+        if not line.strip():
+            continue
+        row = _decode_line(line, where)
         if row.arrival_s < last_s:
             raise InvalidInput(f"{where}: arrival_s goes back from {last_s:g} to {row.arrival_s:g}", param="arrival_s")
         last_s = row.arrival_s
         yield row
 
 
+def _decode_line(line: bytes, where: str) -> TraceRow:
+    try:
+        row = _DECODER.decode(line)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"{where}: {error}", param=where) from None
+    if not is_pace(row.reader_tokens_per_s):
+        param = "reader_tokens_per_s"
+        raise InvalidInput(f"{where}: {param} must be 0 or at least {SLOWEST_READER:g}", param=param)
+    return row
+
+
+def is_pace(tokens_per_s: float | None) -> bool:
+    """Whether a reader reads nothing, or fast enough that the wait for it is a number."""
+    return not tokens_per_s or tokens_per_s >= SLOWEST_READER
+
+
 def write_trace(path: str | os.PathLike[str], rows: Iterable[TraceRow]) -> int:
     """Returns the number of rows written."""
     count = 0
     try:
+        check_target(path)
         with Path(path).open("wb") as lines:
             for row in rows:
                 lines.write(_ENCODER.encode(row) + b"\n")
@@ -89,3 +108,37 @@ def write_trace(path: str | os.PathLike[str], rows: Iterable[TraceRow]) -> int:
     except OSError as error:
         raise InvalidInput(f"trace {path}: {error.strerror or error}", param="trace") from None
     return count
+
+
+def open_source(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open for reading. Raises OSError for whatever is no regular file: a device or a pipe may never end."""
+    if "\0" in os.fspath(path):
+        raise OSError(errno.EINVAL, "a name cannot hold a zero byte")
+    # Without blocking: to open a pipe that nobody writes to would wait for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _check_regular(os.fstat(descriptor).st_mode)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
+def check_target(path: str | os.PathLike[str]) -> None:
+    """Raises OSError for what could not be written as a regular file; touches nothing."""
+    where = Path(path)
+    try:
+        _check_regular(where.stat().st_mode)
+    except FileNotFoundError:
+        if not where.parent.is_dir():
+            raise
+        where = where.parent
+    if not os.access(where, os.W_OK):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _check_regular(mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "not a regular file")

@@ -18,6 +18,8 @@ from headrace.sim.scenario import Scenario, TenantLoad, written_lengths
 from headrace.sim.traces import TraceRow, read_trace
 
 _MASK = 2**64 - 1
+# Ids that are kept to be shared; beyond it they are made anew.
+_MOST_KEPT = 2**24
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
@@ -154,6 +156,7 @@ class Prompts:
         self._real = real
         self._blank: dict[int, tuple[int, ...]] = {}
         self._prefixes: dict[tuple[str, int, int], tuple[int, ...]] = {}
+        self._num_kept = 0
 
     def ids(self, ordinal: int, row: TraceRow) -> tuple[int, ...]:
         if row.prefix_group is not None:
@@ -163,6 +166,7 @@ class Prompts:
             return self._own(ordinal, row.prompt_tokens)
         blank = self._blank.get(row.prompt_tokens)
         if blank is None:
+            self._make_room(row.prompt_tokens)
             blank = self._blank[row.prompt_tokens] = (1,) * row.prompt_tokens
         return blank
 
@@ -173,8 +177,17 @@ class Prompts:
         key = (tenant, group, count)
         if key not in self._prefixes:
             digest = sha256(f"{self._root}/{tenant}/{group}".encode()).digest()
+            self._make_room(count)
             self._prefixes[key] = self._mixed(int.from_bytes(digest[:8], "little"), count)
         return self._prefixes[key]
+
+    def _make_room(self, count: int) -> None:
+        """Before `count` more ids are kept: very many different ones would fill the memory."""
+        if self._num_kept + count > _MOST_KEPT:
+            self._blank.clear()
+            self._prefixes.clear()
+            self._num_kept = 0
+        self._num_kept += count
 
     def _mixed(self, start: int, count: int) -> tuple[int, ...]:
         """The splitmix64 sequence from `start`, folded into the vocabulary."""

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.config import CostProfile
-from headrace.engine.budget import StepBudget, step_target_s
+from headrace.engine.budget import StepBudget, longest_step_s, step_target_s
 from headrace.engine.cost import CostModel
 
 # 1 ms a token, nothing else: seconds and tokens are easy to compare.
@@ -27,12 +27,14 @@ def budget(target_s: float = 0.1, predicted_s: float = 0.0, tokens: int = 1000, 
     ],
 )
 def test_the_target_of_a_step(itl_s: float, ttft_s: float, target_s: float) -> None:
-    assert step_target_s(PLAIN, itl_s, ttft_s, max_step_s=0.5) == pytest.approx(target_s)
+    assert step_target_s(PLAIN, itl_s, ttft_s, longest_s=0.5) == pytest.approx(target_s)
 
 
-def test_the_longest_step_binds_even_where_the_smallest_step_is_longer() -> None:
-    slow = CostModel(CostProfile(c0_s=1.0))
-    assert step_target_s(slow, 0.05, 1.0, max_step_s=0.5) == 0.5
+def test_a_device_whose_smallest_step_is_long_still_batches() -> None:
+    slow = CostModel(CostProfile(c0_s=1.0, c_out_s=0.01))
+    assert longest_step_s(PLAIN, 0.5) == 0.5
+    assert longest_step_s(slow, 0.5) == pytest.approx(2.02)
+    assert step_target_s(slow, 0.05, 1.0, longest_step_s(slow, 0.5)) == pytest.approx(2.02)
 
 
 def test_a_chunk_is_bounded_by_time_by_tokens_and_by_what_is_left() -> None:

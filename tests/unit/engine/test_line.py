@@ -23,7 +23,14 @@ class World:
         self.sequences: dict[str, Sequence] = {}
 
     def add(
-        self, name: str, tenant: str = "a", tier: Tier = Tier.PLUS, *, arrival_s: float = 0.0, ttft_s: float = 1.0
+        self,
+        name: str,
+        tenant: str = "a",
+        tier: Tier = Tier.PLUS,
+        *,
+        arrival_s: float = 0.0,
+        ttft_s: float = 1.0,
+        preempted: bool = False,
     ) -> Sequence:
         sequence = Sequence(
             number=len(self.sequences),
@@ -36,7 +43,7 @@ class World:
             prompt_s=1.0,
             work_s=1.0,
         )
-        self.line.add(sequence)
+        self.line.add(sequence, preempted=preempted)
         self.sequences[name] = sequence
         return sequence
 
@@ -86,9 +93,10 @@ def test_the_higher_tier_goes_first_whatever_its_service() -> None:
 
 def test_within_a_tier_the_least_served_tenant_goes_first() -> None:
     world = World()
+    for tenant in "abc":
+        world.add(tenant, tenant)
     for tenant, seconds in (("a", 3.0), ("b", 1.0), ("c", 2.0)):
         world.charge(tenant, seconds)
-        world.add(tenant, tenant)
     assert world.serve_all() == ["b", "c", "a"]
 
 
@@ -113,10 +121,10 @@ def test_tenants_take_turns_as_they_are_charged() -> None:
 
 def test_a_refund_brings_a_tenant_forward() -> None:
     world = World()
-    world.charge("a", 2.0)
-    world.charge("b", 1.0)
     world.add("a", "a")
     world.add("b", "b")
+    world.charge("a", 2.0)
+    world.charge("b", 1.0)
     assert world.head() == "b"
     world.charge("a", -1.5)
     world.line.refunded(world.tenants.index("a"))
@@ -176,9 +184,9 @@ def test_age_raises_a_lane_beside_the_highest_tier() -> None:
 
 def test_age_does_not_overcome_fairness() -> None:
     world = World()
-    world.charge("a", 100.0)
     world.add("flood", "a", Tier.ENTERPRISE, arrival_s=0.0)
     world.add("fair", "b", Tier.ENTERPRISE, arrival_s=15.0)
+    world.charge("a", 100.0)
     world.line.age(20.0)
     assert world.head() == "fair"
 
@@ -220,10 +228,10 @@ def test_a_lane_set_aside_is_passed_until_it_is_put_back() -> None:
 def test_setting_a_lane_aside_takes_no_other_with_it() -> None:
     """Between `first` and `set_aside` a preemption may file a lane that goes before."""
     world = World()
-    world.charge("a", 5.0)
     world.add("a", "a")
+    world.charge("a", 5.0)
     asked = world.first()
-    world.add("victim", "b")
+    world.add("victim", "b", preempted=True)
     world.line.set_aside(asked)
     assert world.head() == "victim"
     world.line.put_back([asked])

@@ -247,6 +247,34 @@ def test_a_pause_changes_no_token(depth: int, block_size: int, at: int) -> None:
     rig.assert_true()
 
 
+@DEPTHS
+@pytest.mark.parametrize("block_size", [0, 4])
+@pytest.mark.parametrize("at", range(6))
+def test_a_pause_that_ends_at_once_changes_no_token(depth: int, block_size: int, at: int) -> None:
+    """At depth 2 its rows are still in flight when it may run again."""
+    rig = Rig(engine_config(slots=2, max_step_tokens=10), depth=depth)
+    number = rig.submit(request("x", length=18, max_tokens=8, block_size=block_size))
+    for _ in range(at):
+        rig.step()
+    rig.plan()
+    rig.engine.pause(number, rig.now_s)
+    rig.engine.resume(number, rig.now_s)
+    rig.run()
+    rig.assert_true()
+
+
+def test_a_resumed_sequence_stands_before_those_that_never_ran() -> None:
+    rig = Rig(engine_config(slots=1, ageing_s=1e-3))
+    first, second = (rig.submit(request(name, max_tokens=9)) for name in "xy")
+    rig.step()
+    rig.engine.pause(first, rig.now_s)
+    rig.engine.resume(first, rig.now_s)
+    planned = rig.plan()
+    assert planned is not None and [start.number for start in planned.begun] == [first]
+    rig.run()
+    assert rig.end_times[first] < rig.end_times[second]
+
+
 def test_a_paused_sequence_gives_its_slot_to_others() -> None:
     rig = Rig(engine_config(slots=1))
     paused, other = (rig.submit(request(name)) for name in "xy")

@@ -230,20 +230,25 @@ def expecting_little(config: EngineConfig, depth: int = 1) -> Rig:
     return rig
 
 
-@DEPTHS
-def test_guaranteed_sequences_are_preempted_only_when_every_block_is_guaranteed(
-    depth: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = expecting_little(engine_config(slots=6, blocks=24, context_len=64), depth)
+def only_when_all_is_guaranteed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on no guaranteed sequence is preempted while an elastic one holds a block."""
     preempt = State.preempt
 
-    def tell(state: State, sequence: Sequence, now_s: float) -> None:
+    def judge(state: State, sequence: Sequence, now_s: float) -> None:
         if sequence.guaranteed:
             assert all(other.guaranteed for other in state.live.values() if other.blocks)
             assert state.pool.num_available == 0
         preempt(state, sequence, now_s)
 
-    monkeypatch.setattr(State, "preempt", tell)
+    monkeypatch.setattr(State, "preempt", judge)
+
+
+@DEPTHS
+def test_guaranteed_sequences_are_preempted_only_when_every_block_is_guaranteed(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = expecting_little(engine_config(slots=6, blocks=24, context_len=64), depth)
+    only_when_all_is_guaranteed(monkeypatch)
     for index in range(8):
         rig.submit(request(f"g{index}", 8, 50, admission=GUARANTEED))
         rig.submit(request(f"e{index}", 8, 3 * index + 2))
@@ -271,16 +276,16 @@ def test_guaranteed_reservations_have_a_bound() -> None:
     rig.assert_true()
 
 
-@DEPTHS
-def test_a_guaranteed_sequence_is_not_preempted_for_blocks_that_are_on_their_way(depth: int) -> None:
+@pytest.mark.parametrize("max_tokens", range(2, 18))
+def test_a_guaranteed_sequence_is_not_preempted_for_blocks_that_are_on_their_way(
+    max_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The elastic one's last row is in flight: its blocks are back one step later."""
-    rig = Rig(engine_config(slots=4, blocks=10, guaranteed_share=1.0), depth=depth)
-    rig.submit(request("x", 4, 20, admission=GUARANTEED))
-    rig.submit(request("y", 12, 20, admission=GUARANTEED))
-    elastic = rig.submit(request("e", 6, 9))
-    while elastic not in rig.ended:
-        rig.step()
-    assert rig.engine.num_guaranteed_preemptions == 0
+    rig = expecting_little(engine_config(slots=4, blocks=14, context_len=64, guaranteed_share=1.0), depth=2)
+    only_when_all_is_guaranteed(monkeypatch)
+    rig.submit(request("elastic", 8, max_tokens, tier=Tier.ENTERPRISE))
+    for index in range(2):
+        rig.submit(request(f"g{index}", 8 + 3 * index, 40, admission=GUARANTEED))
     rig.run()
     rig.assert_true()
 
@@ -324,17 +329,134 @@ def test_a_victim_is_found_again_when_the_claim_has_to_wait() -> None:
 
 def test_a_large_sequence_that_has_aged_gets_its_memory() -> None:
     """Small ones pass it only until it has aged; then blocks gather for it."""
-    rig = Rig(engine_config(slots=4, blocks=16, ageing_s=1.0))
-    large = rig.submit(request("large", 56, 4, tenant="b", tier=Tier.BATCH))
-    rig.engine.pause(large, rig.now_s)
-    submit_all(rig, 2, 8, 20, tenant="a")
+    rig = Rig(engine_config(slots=4, blocks=16, ageing_s=1.0, max_queue_s=1000.0))
+    submit_all(rig, 4, 8, 20, tenant="a")
     rig.step()
-    rig.engine.resume(large, rig.now_s)
-    for index in range(200):
-        rig.submit(request(f"s{index}", 8, 20, tenant="a"))
+    large = rig.submit(request("large", 56, 4, tenant="b", tier=Tier.BATCH))
+    while rig.engine.phase_of(large) is Phase.WAITING:
+        assert rig.now_s < 2.0
+        count = len(rig.requests)
+        rig.submit(request(f"s{count}", 8, 5 + 3 * (count % 6), tenant="a"))
         rig.step()
-        if rig.engine.phase_of(large) is not Phase.WAITING:
-            break
-    assert rig.now_s < 3.0
+    assert rig.now_s > 1.0
     rig.run()
+    rig.assert_true()
+
+
+def test_one_that_has_not_gained_since_it_was_preempted_is_passed_over(preempted: list[tuple[int, int]]) -> None:
+    """It is the first to go by tier, and still computing what it had."""
+    rig = Rig(engine_config(slots=3, blocks=16, max_step_tokens=8))
+    again = rig.submit(request("again", 24, 8, tier=Tier.BATCH))
+    other = rig.submit(request("other", 24, 8, tier=Tier.ENTERPRISE))
+    while not (rig.tokens[again] and rig.tokens[other]):
+        rig.step()
+    rig.engine.pause(again, rig.now_s)
+    rig.engine.resume(again, rig.now_s)
+    rig.step()
+    rig.submit(request("claimant", 20, 2, admission=GUARANTEED))
+    rig.step()
+    assert [number for number, _ in preempted] == [other]
+    rig.run()
+    rig.assert_true()
+
+
+def test_a_claim_does_not_count_what_its_victim_shares_with_others() -> None:
+    """The first to go gives one block of its four; so the second goes with it, in the same step."""
+    rig = Rig(engine_config(slots=4, blocks=12))
+    base = prompt(12, 1)
+    rig.submit(request("keeper", ids=base + prompt(1, 2), max_tokens=4, block_size=4, tier=Tier.ENTERPRISE))
+    rig.step()
+    rig.submit(request("shares", ids=base + prompt(1, 3), max_tokens=4, block_size=4, tier=Tier.BATCH))
+    rig.submit(request("second", 13, 4, tier=Tier.PLUS))
+    rig.step()
+    free = rig.engine.load().free_blocks
+    claimant = rig.submit(request("claimant", 4 * (free + 3), 2, admission=GUARANTEED))
+    rig.step()
+    assert claimant in running(rig) and rig.engine.num_preemptions == 2
+    rig.run()
+    rig.assert_true()
+
+
+def test_a_claim_counts_what_only_its_victims_share() -> None:
+    rig = Rig(engine_config(slots=4, blocks=9, guaranteed_share=1.0))
+    base = prompt(12, 1)
+    for index in range(3):
+        rig.submit(request(f"v{index}", ids=base + prompt(2, index + 2), max_tokens=20, block_size=4))
+        rig.step()
+        rig.step()
+    claimant = rig.submit(request("claimant", 28, 4, tenant="g", admission=GUARANTEED))
+    rig.step()
+    assert claimant in running(rig)
+    rig.run()
+    rig.assert_true()
+
+
+def held_blocks(rig: Rig, tenant: str) -> int:
+    """Blocks of a tenant whose running sequences have not grown since they started."""
+    starts = {start.number: start for plan in rig.plans for start in plan.begun}
+    return sum(len(starts[number].blocks) for number in running(rig) if rig.requests[number].tenant == tenant)
+
+
+def test_a_claim_leaves_a_tenant_what_it_has_reserved() -> None:
+    tenants = [TenantConfig("r", reserved_blocks=4)]
+    rig = Rig(engine_config(slots=12, blocks=20, guaranteed_share=1.0, tenants=tenants))
+    submit_all(rig, 4, 5, 4, tenant="r", tier=Tier.BATCH)
+    submit_all(rig, 4, 5, 4, tenant="b", tier=Tier.PLUS)
+    rig.step()
+    assert (held_blocks(rig, "r"), held_blocks(rig, "b")) == (8, 8)
+    claimant = rig.submit(request("claimant", 48, 4, tenant="g", admission=GUARANTEED))
+    rig.step()
+    assert claimant in running(rig) and held_blocks(rig, "r") == 4
+    rig.run()
+    rig.assert_true()
+
+
+def test_a_claim_leaves_a_tenant_what_is_within_its_cap() -> None:
+    rig = Rig(engine_config(slots=12, blocks=10, tenants=[TenantConfig("a", max_blocks=4)]))
+    submit_all(rig, 4, 5, 4, tenant="a")
+    rig.step()
+    assert held_blocks(rig, "a") == 8
+    rig.submit(request("claimant", 30, 4, tenant="c"))
+    rig.step()
+    assert held_blocks(rig, "a") >= 4
+    rig.run()
+    rig.assert_true()
+
+
+def test_a_reserved_tenant_comes_before_prompts_that_fill_the_step() -> None:
+    rig = Rig(engine_config(slots=4, blocks=256, max_step_tokens=16, tenants=[TenantConfig("r", reserved_slots=1)]))
+    submit_all(rig, 6, 100, 4, tenant="a", tier=Tier.ENTERPRISE)
+    rig.step()
+    owner = rig.submit(request("owner", 8, 4, tenant="r", tier=Tier.BATCH))
+    planned = rig.plan()
+    assert planned is not None and [start.number for start in planned.begun] == [owner]
+    rig.run()
+    rig.assert_true()
+
+
+def test_guaranteed_sequences_wait_for_an_elastic_one_that_has_not_gained(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = expecting_little(engine_config(slots=3, blocks=18, context_len=64, max_step_tokens=4))
+    only_when_all_is_guaranteed(monkeypatch)
+    elastic = rig.submit(request("elastic", 40, 4))
+    while not rig.tokens[elastic]:
+        rig.step()
+    rig.engine.pause(elastic, rig.now_s)
+    submit_all(rig, 2, 8, 40, admission=GUARANTEED)
+    while rig.engine.load().free_blocks > 13:
+        rig.step()
+    rig.engine.resume(elastic, rig.now_s)
+    rig.step()
+    assert elastic in running(rig)
+    rig.run()
+    assert rig.ended[elastic].preemptions > 0
+    rig.assert_true()
+
+
+def test_guaranteed_sequences_do_not_grow_into_what_others_have_reserved() -> None:
+    config = engine_config(slots=3, blocks=18, context_len=64, tenants=[TenantConfig("r", reserved_blocks=8)])
+    rig = expecting_little(config)
+    owner = rig.submit(request("owner", 8, 20, tenant="r"))
+    submit_all(rig, 2, 8, 40, admission=GUARANTEED)
+    rig.run()
+    assert rig.ended[owner].preemptions == 0
     rig.assert_true()

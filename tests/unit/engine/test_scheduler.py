@@ -134,9 +134,10 @@ def test_a_newcomer_waits_for_a_fifth_of_its_target_at_most() -> None:
 
 
 def test_the_shortest_target_served_counts_and_for_a_minute_after() -> None:
-    rig = Rig(engine_config(slots=8, blocks=2048, context_len=8192, max_step_tokens=8192))
-    hasty = rig.submit(request("hasty", max_tokens=2, ttft_target_s=0.15))
-    rig.submit(request("long", length=8000, max_tokens=4))
+    targets = LOOSE | {"plus": TierTargets(ttft_s=0.15, itl_s=1e3)}
+    rig = Rig(engine_config(slots=8, blocks=2048, context_len=8192, max_step_tokens=8192, targets=targets))
+    hasty = rig.submit(request("hasty", max_tokens=2))
+    rig.submit(request("long", length=8000, max_tokens=4, tier=Tier.BATCH))
     while hasty not in rig.ended:
         planned = rig.plan()
         assert planned is None or planned.predicted_s <= 0.03 * 1.001
@@ -233,17 +234,23 @@ def test_what_is_charged_is_what_was_planned_however_many_share_a_step() -> None
     assert paid_s == pytest.approx(sum(plan.predicted_s for plan in rig.plans))
 
 
-def test_recomputation_that_nobody_asked_for_is_not_charged() -> None:
+@pytest.mark.parametrize("paused", [False, True])
+def test_recomputation_is_charged_to_the_client_that_paused_and_to_no_other(paused: bool) -> None:
     rig = Rig(engine_config(slots=1))
     number = rig.submit(request("x", length=40, max_tokens=20))
     for _ in range(5):
         rig.step()
     before = rig.engine.service_levels()["a"]
-    rig.engine.pause(number, rig.now_s)
-    rig.engine.resume(number, rig.now_s)
+    if paused:
+        rig.engine.pause(number, rig.now_s)
+        rig.engine.resume(number, rig.now_s)
+    else:
+        state = rig.engine._state
+        state.preempt(state.live[number], rig.now_s)
     again = rig.plan()
     assert again is not None and planned_tokens(again) == 45
-    assert rig.engine.service_levels()["a"] - before < 0.05 * again.predicted_s
+    charged_s = rig.engine.service_levels()["a"] - before
+    assert charged_s == pytest.approx(again.predicted_s) if paused else charged_s < 0.05 * again.predicted_s
 
 
 def test_service_elsewhere_counts_here() -> None:

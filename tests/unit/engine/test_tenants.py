@@ -33,20 +33,17 @@ def test_a_level_is_service_divided_by_weight() -> None:
     assert tenants.level[1] == 0.0
 
 
-def test_a_tenant_that_returns_from_idle_is_lifted_to_the_least_active_level() -> None:
+def test_a_tenant_that_returns_is_lifted_to_what_is_being_served() -> None:
     tenants = table(TenantConfig("a"), TenantConfig("b"), TenantConfig("c"))
-    for tenant in (0, 1):
-        tenants.enter(tenant)
     tenants.charge(np.array([0, 1]), np.array([5.0, 7.0]))
-    tenants.enter(2)
-    assert tenants.level[:3].tolist() == pytest.approx([5.0, 7.0, 5.0])
+    tenants.lift(2, 5.0)
+    assert tenants.level[:3].tolist() == [5.0, 7.0, 5.0]
 
 
 def test_nobody_is_lowered_and_only_a_return_lifts() -> None:
     tenants = table(TenantConfig("a"), TenantConfig("b"))
-    tenants.enter(0)
     tenants.charge_one(1, 9.0)
-    tenants.enter(1)
+    tenants.lift(1, 4.0)
     assert tenants.level[1] == 9.0
     tenants.charge_one(0, 20.0)
     tenants.enter(1)
@@ -56,12 +53,31 @@ def test_nobody_is_lowered_and_only_a_return_lifts() -> None:
 def test_there_is_no_credit_for_having_been_idle_when_everybody_was() -> None:
     """Else whoever comes back first is served alone until it has caught up with the one that worked."""
     tenants = table(TenantConfig("a"), TenantConfig("b"))
-    tenants.enter(0)
     tenants.charge_one(0, 100.0)
-    tenants.leave(0)
-    tenants.enter(1)
-    tenants.enter(0)
-    assert tenants.level[1] == pytest.approx(tenants.level[0])
+    tenants.lift(1, None)
+    assert tenants.level[1] == tenants.level[0]
+
+
+def test_the_row_of_a_paused_tenant_is_not_used_again() -> None:
+    tenants = table()
+    paused = tenants.index("paused")
+    tenants.accept(paused)
+    tenants.leave(paused)
+    for index in range(5000):
+        row = tenants.index(f"t{index}")
+        tenants.accept(row)
+        tenants.end(row)
+    assert tenants.names[paused] == "paused" and tenants.index("paused") == paused
+
+
+def test_rows_of_idle_tenants_are_used_again() -> None:
+    tenants = table(TenantConfig("kept"))
+    for index in range(10_000):
+        row = tenants.index(f"t{index}")
+        tenants.accept(row)
+        tenants.end(row)
+    assert len(tenants.names) <= 4096
+    assert tenants.names[tenants.index("kept")] == "kept"
 
 
 def test_shares_follow_weights_among_those_who_are_active() -> None:
@@ -119,7 +135,9 @@ def test_reservations_count_for_the_others() -> None:
     tenants = table(
         TenantConfig("a", reserved_slots=3, reserved_blocks=30), TenantConfig("b"), TenantConfig("c", reserved_blocks=5)
     )
-    tenants.used_slots[0], tenants.used_blocks[0] = 1, 50
-    assert [tenants.unused_slots(but=tenant) for tenant in range(3)] == [0, 2, 2]
-    assert [tenants.unused_blocks(but=tenant) for tenant in range(3)] == [5, 5, 0]
+    tenants.hold_slot(0, 1, guaranteed=True)
+    tenants.guarantee_blocks(0, 50)
+    assert [tenants.may_guarantee_slot(tenant, 3) for tenant in range(3)] == [True, False, False]
+    assert tenants.may_guarantee_slot(1, 4)
+    assert [tenants.may_guarantee_blocks(tenant, 1, 55) for tenant in range(3)] == [False, False, True]
     assert [tenants.reserved_by_others(tenant) for tenant in range(3)] == [(0, 5), (3, 35), (3, 30)]
