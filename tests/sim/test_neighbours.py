@@ -111,6 +111,20 @@ def test_the_lowest_tier_waits_no_longer_than_the_ageing_time(depth: int) -> Non
     assert min(waits) > 1.0, "the higher tier was not ahead: the test shows nothing"
 
 
+def test_a_long_prompt_of_the_lowest_tier_gets_its_slot_and_its_tokens() -> None:
+    """Many chunks, all of them against endless prompts of the highest tier."""
+    rig = Rig(large_config(slots=8, ageing_s=2.0), checked=False, cells=False)
+    low = rig.submit(request("low", 8000, 5, tenant="low", tier=Tier.BATCH, ttft_target_s=1e3))
+    count = 0
+    while rig.now_s < 20.0 and not rig.token_times[low]:
+        while rig.engine.load().waiting < 40:
+            count += 1
+            rig.submit(request(f"h{count}", 2000, 20, tenant=f"h{count % 3}", tier=Tier.ENTERPRISE, ttft_target_s=1e3))
+        rig.step()
+    assert rig.token_times[low], "it got a slot and starved in it"
+    assert rig.token_times[low][0] < 10.0
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_reserved_tenant_gets_its_slots_within_one_step(depth: int) -> None:
     tenants = [TenantConfig("vip", reserved_slots=4, reserved_blocks=64)]

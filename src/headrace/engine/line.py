@@ -54,8 +54,9 @@ class WaitingLine:
         self.count = 0
         # Tenants with anything waiting.
         self.num_tenants = 0
-        # Per tier: the highest level at which anybody was admitted.
+        # Per tier: the highest level that was in service, and whom it served last.
         self._served_level = [0.0] * len(Tier)
+        self._last_served = [-1] * len(Tier)
         # Time during which nobody could be admitted, and during which somebody was.
         self._stuck_s = 0.0
         self._moving_s = 0.0
@@ -68,7 +69,7 @@ class WaitingLine:
         if not tenants.num_waiting[sequence.tenant]:
             self.num_tenants += 1
             if not preempted:
-                tenants.lift(sequence.tenant, self._served_level[lane.tier] if self.count else None)
+                tenants.lift(sequence.tenant, self._level_in_service(lane.tier) if self.count else None)
         self._tickets += 1
         sequence.ticket = self._tickets
         heappush(
@@ -106,12 +107,17 @@ class WaitingLine:
         return lane
 
     def admitted(self, lane: Lane) -> None:
-        """The lane was served at its tenant's present level: who returns to that tier starts from there.
+        """Somebody of the lane got a slot."""
+        self._served_level[lane.tier] = self._level_in_service(lane.tier)
+        self._last_served[lane.tier] = lane.tenant
 
-        Not from the least that waits, which a cap may hold back for ever.
+    def _level_in_service(self, tier: int) -> float:
+        """Where who returns to a tier starts: at the level of whom it served last, and never lower than before.
+
+        Not at the least level that waits, which a cap may hold down for ever.
         """
-        level = float(self._tenants.level[lane.tenant])
-        self._served_level[lane.tier] = max(self._served_level[lane.tier], level)
+        last = self._last_served[tier]
+        return max(self._served_level[tier], float(self._tenants.level[last]) if last >= 0 else 0.0)
 
     def age(self, now_s: float) -> None:
         """Raise the lanes whose oldest has waited long enough."""

@@ -86,7 +86,7 @@ class Scheduler:
         table = state.table
         size = state.config.block_size
         needy: list[Sequence] = [table.sequences[slot] for slot in short]
-        if state.pool.num_available >= len(needy):
+        if state.pool.num_available >= len(needy) and not state.tenants.reserving:
             self._remember_grown(needy, state.grow(needy))
             return slots
         needy.sort(key=lambda sequence: not sequence.guaranteed)

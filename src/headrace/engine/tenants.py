@@ -85,15 +85,9 @@ class TenantTable:
             self.level = np.concatenate([self.level, np.zeros(row)])
             self.weight = np.concatenate([self.weight, np.ones(row)])
         self.names.append("")
-        for column in (
-            self.used_slots,
-            self.used_blocks,
-            self.guaranteed_slots,
-            self.guaranteed_blocks,
-            self.num_waiting,
-        ):
-            column.append(0)
-        for column in (self.max_slots, self.max_blocks, self.reserved_slots, self.reserved_blocks):
+        counts = (self.used_slots, self.used_blocks, self.guaranteed_slots, self.guaranteed_blocks)
+        limits = (self.max_slots, self.max_blocks, self.reserved_slots, self.reserved_blocks)
+        for column in (*counts, *limits, self.num_live, self.num_waiting):
             column.append(0)
         for seconds in (self.waiting_s, self.waiting_prompt_s, self.wait_bias):
             seconds.append(0.0)

@@ -50,8 +50,11 @@ def parse_whole(text: str, param: str) -> int:
 
 def check_number(number: Number, param: str, low: Number, high: Number) -> None:
     """Refuse what is not finite or lies outside low..high."""
-    if not math.isfinite(number) or not low <= number <= high:
-        raise InvalidInput(f"{param} must be from {show(low)} to {show(high)}, not {show(number)}", param=param)
+    # NaN is in no range; an integer may be too large for a float, so that none is made of it.
+    if not low <= number <= high:
+        beyond = "below" if number < low else "above"
+        shown = show(number) if -(10**30) < number < 10**30 or number != number else f"one far {beyond}"
+        raise InvalidInput(f"{param} must be from {show(low)} to {show(high)}, not {shown}", param=param)
 
 
 def round_up(number: Number) -> int:

@@ -296,8 +296,9 @@ def weighted_mean(pairs: list[tuple[float, Fraction | float]]) -> Fraction | flo
 
 def check_between(name: str, value: Any, low: float, high: float) -> None:
     """Raises ValueError, which msgspec turns into an error that names the place in the file."""
-    if not math.isfinite(value) or not low <= value <= high:
-        raise ValueError(f"{name} must be from {low:,.12g} to {high:,.12g}, not {value!r}")
+    # NaN is in no range; an integer may be too large for a float, so that none is made of it.
+    if not low <= value <= high:
+        raise ValueError(f"{name} must be from {low:,.12g} to {high:,.12g}, not {str(value)[:40]}")
 
 
 def parse_lengths(text: str, param: str) -> Lengths:

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct, field
 
 from headrace.core.config import CostProfile, EngineConfig, TenantConfig, check_engine, check_profile
 from headrace.core.errors import InvalidInput
-from headrace.sim.arrivals import Arrivals, Together
+from headrace.sim.arrivals import Arrivals, Bursty, Diurnal, Together
 from headrace.sim.lengths import Lengths, parse_lengths
 from headrace.sim.traces import SLOWEST_READER, AdmissionName, Name, Seconds, TierName, is_pace, open_source
 
@@ -33,6 +33,10 @@ MAX_KV_TOKENS = 2**31
 MAX_ALL_SLOTS = 2**24
 MAX_ALL_BLOCKS = 2**28
 MAX_MEMORY_BYTES = 8 * 2**30
+# The arrivals of a spell are drawn together.
+MAX_SPELL = 2_000_000
+# The clock ends after 292 years.
+MAX_STEP_S = 1e4
 # Roughly what the simulator keeps.
 _WORKER_BYTES, _BLOCK_BYTES, _CELL_BYTES, _VOCAB_BYTES, _SLOT_BYTES, _TENANT_BYTES = 30_000, 120, 16, 16, 512, 1024
 
@@ -222,6 +226,7 @@ def check_scenario(scenario: Scenario, where: str = "") -> None:
         _check_sizes(scenario)
         check_engine(scenario.engine_config())
         check_profile(scenario.profile(), "device")
+        _check_pace(scenario)
         _check_memory(scenario)
     except (msgspec.ValidationError, InvalidInput) as error:
         raise InvalidInput(f"{where}{error}", param=getattr(error, "param", None) or _place(error)) from None
@@ -246,8 +251,18 @@ def _check_tenants(scenario: Scenario) -> None:
         names.add(tenant.name)
         written_lengths(tenant.prompt, f"{where}.prompt")
         written_lengths(tenant.output, f"{where}.output")
+        _check_arrivals(tenant.arrivals, f"{where}.arrivals")
         if tenant.cancels is not None and tenant.cancels.after_tokens is not None:
             written_lengths(tenant.cancels.after_tokens, f"{where}.cancels.after_tokens")
+
+
+def _check_arrivals(arrivals: Arrivals | None, where: str) -> None:
+    if isinstance(arrivals, Bursty):
+        spell = max(arrivals.rate * arrivals.on_s, arrivals.quiet_rate * arrivals.off_s)
+        if spell > MAX_SPELL:
+            raise InvalidInput(f"{where}: {spell:,.0f} requests in a spell, more than {MAX_SPELL:,}", param=where)
+    if isinstance(arrivals, Diurnal) and arrivals.points and max(arrivals.points) < 1e-6:
+        raise InvalidInput(f"{where}.points: the highest must be at least 1e-6", param=f"{where}.points")
 
 
 def _check_bounds(scenario: Scenario) -> None:
@@ -284,6 +299,29 @@ def _check_sizes(scenario: Scenario) -> None:
 def _check_whole(param: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
         raise InvalidInput(f"{param} must be a whole number from {low:,} to {high:,}", param=param)
+
+
+def _check_pace(scenario: Scenario) -> None:
+    """A full step must not take ages, however slow happenings make it: virtual time is a 64-bit number."""
+    engine, cost = scenario.engine, scenario.profile()
+    slowness = 1.0
+    for happening in scenario.happenings:
+        if not isinstance(happening, WorkerDeath):
+            slowness = min(slowness * max(happening.factor, 1.0), 1e30)
+    tokens, kv = engine.max_step_tokens, engine.blocks * engine.block_size
+    parts = {
+        "c0_s": cost.c0_s,
+        "c_in_s": cost.c_in_s * tokens,
+        "c_out_s": cost.c_out_s * engine.slots,
+        "c_kv_s": cost.c_kv_s * kv,
+        "c_att_s": cost.c_att_s * min(tokens, kv) * min(engine.context_len, kv),
+    }
+    if sum(parts.values()) * slowness > MAX_STEP_S:
+        slowest = max(parts, key=lambda name: parts[name])
+        param = f"{'engine.profile' if scenario.device is None else 'device'}.{slowest}"
+        if sum(parts.values()) <= MAX_STEP_S:
+            param = "happenings"
+        raise InvalidInput(f"{param}: a full step could take more than {MAX_STEP_S:,.0f} s", param=param)
 
 
 def _check_memory(scenario: Scenario) -> None:

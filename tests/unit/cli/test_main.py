@@ -111,3 +111,21 @@ def test_an_unknown_subcommand_is_the_callers_fault(capsys: pytest.CaptureFixtur
 def test_a_malformed_length_names_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("bench", "batching", "--output", "lognormal:1") == 2
     assert capsys.readouterr().err.startswith("error: --output: ")
+
+
+def test_no_memory_is_one_line_and_code_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise MemoryError
+
+    install(monkeypatch, fail)
+    assert exit_code("probe", "--json") == 1
+    printed = capsys.readouterr()
+    assert printed.err == "error: not enough memory for what was asked\n"
+    assert json.loads(printed.out)["error"]["code"] == "internal_error"
+
+
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    argv = [sys.executable, "-m", "headrace.cli.main", "--version"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, "error: output: No space left on device\n")

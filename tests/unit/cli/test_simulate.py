@@ -73,7 +73,7 @@ def test_a_picture_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
         (["--slots", "0"], "engine.slots"),
         (["--workers", "0"], "workers"),
         (["--requests", "-1"], "requests"),
-        (["--duration", "nan"], "duration_s"),
+        (["--duration", "nan"], "--duration"),
         (["--verify", "--no-cells"], "--verify"),
         (["--trace", "none.jsonl", "--rate", "1"], "--rate"),
         (["--trace", "none.jsonl"], "No such file"),
