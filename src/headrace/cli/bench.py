@@ -23,6 +23,7 @@ PICTURE = Path("bench-batching.png")
 
 # Of prompts, and of KV: a few gigabytes.
 _MOST_TOKENS = 2**27
+_LONGEST_OUTPUT = 1_000_000
 
 _FOOTNOTE = """\
 Short replies have at most 20 tokens. A static or dynamic batch returns its
@@ -117,6 +118,10 @@ def _check_fits(setting: Setting) -> None:
         raise InvalidInput(
             f"--requests times --prompt: {held:,.0f} tokens, more than {_MOST_TOKENS:,}", param="--requests"
         )
+    steps = setting.requests * float(setting.output.mean()) + setting.machine.slots * setting.output.greatest
+    if setting.output.greatest > _LONGEST_OUTPUT or steps > _MOST_TOKENS:
+        message = f"--output: at most {_LONGEST_OUTPUT:,} tokens long, and {_MOST_TOKENS:,} of all requests together"
+        raise InvalidInput(message, param="--output")
     pool = setting.machine.blocks * setting.machine.block_size
     if pool > _MOST_TOKENS:
         message = f"--slots times the longest --prompt and --output: {pool:,} tokens of KV, more than {_MOST_TOKENS:,}"

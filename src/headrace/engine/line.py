@@ -29,8 +29,8 @@ class Lane:
     aged: bool = False
     # Time in which this lane itself was being admitted from (see WaitingLine.clocks).
     served_s: float = 0.0
-    # Level of the one valid entry in the order; NaN when out of it.
-    entry: float = float("nan")
+    # Number of the one valid entry in the order; 0 when out of it.
+    entry: int = 0
     by_deadline: list[tuple[float, float, int, int, Sequence]] = field(default_factory=list)
     by_arrival: deque[tuple[int, Sequence]] = field(default_factory=deque)
 
@@ -39,7 +39,7 @@ class Lane:
         return _AGED if self.aged else self.tier
 
 
-# Level, slots held, arrival of the head, key, lane.
+# Level, slots held, arrival of the head, number of the entry, lane.
 Entry = tuple[float, int, float, int, Lane]
 
 
@@ -51,6 +51,7 @@ class WaitingLine:
         self._orders: list[list[Entry]] = [[] for _ in range(_AGED + 1)]
         self._ageing: list[tuple[float, int, Lane]] = []
         self._tickets = 0
+        self._entries = 0
         self.count = 0
         # Tenants with anything waiting.
         self.num_tenants = 0
@@ -155,11 +156,10 @@ class WaitingLine:
         order = self._orders[number]
         level = self._tenants.level
         while order:
-            entry, _, arrival_s, _, lane = order[0]
-            current = float(level[lane.tenant])
+            filed, _, arrival_s, entry, lane = order[0]
             if lane.count == 0 or lane.order != number or entry != lane.entry:
                 heappop(order)
-            elif current != entry:
+            elif filed != float(level[lane.tenant]):
                 heappop(order)
                 self._file(lane, arrival_s)
             else:
@@ -168,7 +168,7 @@ class WaitingLine:
 
     def set_aside(self, lane: Lane) -> None:
         """Take a lane out of the order until `put_back`: its entry is stale from here."""
-        lane.entry = float("nan")
+        lane.entry = 0
 
     def put_back(self, lanes: list[Lane]) -> None:
         for lane in lanes:
@@ -179,7 +179,7 @@ class WaitingLine:
     def refunded(self, tenant: int) -> None:
         """A level fell: entries above it are filed anew, since order is mended upwards only."""
         for lane in self.lanes_of(tenant):
-            if lane.entry == lane.entry:
+            if lane.entry:
                 self._file(lane, 0.0)
 
     def head(self, lane: Lane) -> Sequence | None:
@@ -228,9 +228,11 @@ class WaitingLine:
 
     def _file(self, lane: Lane, arrival_s: float) -> None:
         """At equal level those who hold less come first, then those who came first; an aged lane by age alone."""
-        lane.entry = float(self._tenants.level[lane.tenant])
-        held = 0 if lane.aged else self._tenants.used_slots[lane.tenant]
-        heappush(self._orders[lane.order], (lane.entry, held, arrival_s, lane.key, lane))
+        self._entries += 1
+        lane.entry = self._entries
+        tenants = self._tenants
+        held = 0 if lane.aged else tenants.used_slots[lane.tenant]
+        heappush(self._orders[lane.order], (float(tenants.level[lane.tenant]), held, arrival_s, lane.entry, lane))
 
     def _unage(self, lane: Lane) -> None:
         """The oldest may have left: the next one keeps the lane up only if it has aged too."""
@@ -238,7 +240,7 @@ class WaitingLine:
         lane.aged = oldest is not None and oldest.arrival_s <= self._aged_before_s
         if oldest is not None and not lane.aged:
             heappush(self._ageing, (oldest.arrival_s + self._ageing_s, lane.key, lane))
-            if lane.entry == lane.entry:
+            if lane.entry:
                 self._file(lane, oldest.arrival_s)
 
     def _oldest(self, lane: Lane) -> Sequence | None:

@@ -27,6 +27,9 @@ from headrace.engine.scheduler import Scheduler
 from headrace.engine.sequence import Phase, Sequence
 from headrace.engine.state import State
 
+# The proof takes milliseconds per thousand blocks: when idle, and not every time.
+_CHECK_EVERY_S = 10.0
+
 
 class EngineLoad(Struct, frozen=True):
     """What a router needs to know. Seconds are predicted device time."""
@@ -52,6 +55,7 @@ class Engine:
         self._applier = Applier(self._state)
         self._flights: deque[Flight] = deque()
         self._unsampled: Flight | None = None
+        self._next_check_s = -math.inf
 
     # What a gateway asks
 
@@ -106,13 +110,12 @@ class Engine:
     # The loop
 
     def turn(self, now_s: float) -> StepFrame:
-        """One iteration: fill the pipeline, then wait for the oldest plan. Proves the accounts when it falls idle."""
+        """One iteration: fill the pipeline, then wait for the oldest plan. Proves the accounts when idle."""
         while self.begin(now_s):
             pass
-        if not self._flights:
-            return self.take_events(now_s)
-        frame = self.end(now_s)
-        if self.idle:
+        frame = self.end(now_s) if self._flights else self.take_events(now_s)
+        if self.idle and now_s >= self._next_check_s:
+            self._next_check_s = now_s + _CHECK_EVERY_S
             self.check()
         return frame
 

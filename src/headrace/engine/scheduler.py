@@ -1,4 +1,4 @@
-"""Plans steps: which slots compute how many tokens. Pure: state in, plan out, no tensor, no clock.
+"""Plans steps: which slots compute how many tokens. No tensor, no clock, no chance: state and time in, plan out.
 
 Every step: decode rows first, all of them; then prefill chunks of running and newly admitted sequences
 in order of service, as far as the step's time allows. There is no prefill mode and no decode mode.

@@ -135,6 +135,8 @@ class SlotTable:
         self.num_masked -= bool(self.masked[slot])
         self.masked[slot] = False
         self._free.append(slot)
+        if len(self.stops) > 1:
+            self._trim_stops(slot)
 
     def shortest_itl_s(self) -> float:
         """The least inter-token target of what is decoding."""
@@ -174,6 +176,12 @@ class SlotTable:
         if end > len(outputs):
             first = len(outputs) & (_BUFFER - 1)
             outputs.extend(self._buffer[slot, first : first + end - len(outputs)].tolist())
+
+    def _trim_stops(self, slot: int) -> None:
+        """Lines that only the leaving one needed would be compared in every step for ever."""
+        self.stops[:, slot] = -1
+        needed = int(np.flatnonzero((self.stops >= 0).any(axis=1)).max(initial=0)) + 1
+        self.stops = self.stops[:needed]
 
     def _set_stops(self, slot: int, stops: tuple[int, ...]) -> None:
         missing = len(stops) - len(self.stops)

@@ -58,11 +58,6 @@ class Meter:
             if flight.waiting > self.max_waiting:
                 self.max_waiting = flight.waiting
 
-    @property
-    def contended_s(self) -> float:
-        """Device time of steps that left anybody waiting."""
-        return self._contended_ns / 1e9
-
     def occupancy(self, *, contended: bool = False) -> float | None:
         """Mean share of occupied slots while stepping; None when there was no such step."""
         if contended:

@@ -200,6 +200,8 @@ def test_traces_that_cannot_be_saved(capsys: pytest.CaptureFixture[str], tmp_pat
         (["bench", "batching", "--rate", "nan"], "--rate"),
         (["bench", "batching", "--prompt", "10000000", "--slots", "4096"], "--requests"),
         (["bench", "batching", "--prompt", "10000000", "--slots", "64", "--requests", "2"], "--slots"),
+        (["bench", "batching", "--output", "10000000", "--slots", "2", "--requests", "2"], "--output"),
+        (["bench", "batching", "--output", "1000000"], "--output"),
         (["serve", "--seconds", "nan"], "--seconds"),
     ],
 )

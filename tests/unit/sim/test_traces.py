@@ -1,5 +1,6 @@
 """Request traces as files."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,9 @@ def test_empty_lines_are_passed(tmp_path: Path) -> None:
         ('{"arrival_s":1,"prompt_tokens":1,"output_tokens":1,"tier":"gold"}', r"line 2.*tier"),
         ('{"arrival_s":1,"prompt_tokens":1,"output_tokens":1,"prompt":"hi"}', r"line 2.*prompt"),
         ('{"arrival_s":NaN,"prompt_tokens":1,"output_tokens":1}', r"line 2"),
+        ('{"arrival_s":1,"prompt_tokens":' + "9" * 5000 + ',"output_tokens":1}', r"line 2.*prompt_tokens"),
+        ('{"arrival_s":1,"prompt_tokens":1,"output_tokens":1,"reader_tokens_per_s":5e-324}', r"line 2.*reader_tokens"),
+        ('{"arrival_s":1,"x":' + "[" * 9000, r"line 2"),
         ("not json", r"line 2"),
         ("[1, 2]", r"line 2"),
         (" " * 20_000 + "x", r"line 2: longer than"),
@@ -60,3 +64,14 @@ def test_a_bad_row_is_named_with_its_line(tmp_path: Path, line: str, said: str) 
 def test_a_missing_file_is_said() -> None:
     with pytest.raises(InvalidInput, match="No such file"):
         list(read_trace("/nowhere/trace.jsonl"))
+
+
+def test_only_regular_files_are_read_and_written(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/zero", tmp_path / "pipe"):
+        with pytest.raises(InvalidInput, match="not a regular file"):
+            list(read_trace(path))
+        with pytest.raises(InvalidInput, match="not a regular file"):
+            write_trace(path, [])
+    with pytest.raises(InvalidInput, match="zero byte"):
+        list(read_trace("a\0b"))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from headrace.sim import workload
 from headrace.sim.arrivals import Evenly, Poisson, Together
 from headrace.sim.scenario import Cancels, Prefix, Scenario, SlowReaders, TenantLoad
 from headrace.sim.traces import TraceRow, write_trace
@@ -117,3 +118,13 @@ def test_prompts_of_a_group_share_their_prefix_and_nothing_else() -> None:
 def test_without_cells_prompts_of_one_length_are_one_object() -> None:
     prompts = Prompts(1, 1000, real=False)
     assert prompts.ids(0, TraceRow(0.0, 9, 1)) is prompts.ids(1, TraceRow(0.0, 9, 2))
+
+
+def test_prompts_that_are_kept_to_be_shared_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workload, "_MOST_KEPT", 100)
+    blank, shared = Prompts(1, 1000, real=False), Prompts(1, 1000, real=True)
+    rows = [TraceRow(0.0, 40, 1, prefix_group=group, prefix_tokens=40) for group in range(9)]
+    first = [shared.ids(0, row) for row in rows]
+    assert [shared.ids(0, row) for row in rows] == first
+    assert [len(blank.ids(0, TraceRow(0.0, length, 1))) for length in range(30, 60)] == list(range(30, 60))
+    assert len(shared._prefixes) <= 2 and len(blank._blank) <= 3
