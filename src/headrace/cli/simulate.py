@@ -96,9 +96,7 @@ def simulate(
     Flags about sizes, seed and duration also override those of a scenario file.
     """
     check_finite(rate=rate, duration=duration, picture_from=picture_from, picture_for=picture_for)
-    if picture is None and (picture_from or picture_for is not None):
-        option = "--picture-from" if picture_from else "--picture-for"
-        raise InvalidInput(f"{option} needs --picture", param=option)
+    _check_span(picture, picture_from, picture_for)
     if scenario is None and trace is None and duration is None and requests is None:
         duration = _DURATION_S
     asked = _read(scenario, trace, _Load(rate, prompt, output, arrivals, tenants, duration))
@@ -118,6 +116,12 @@ def simulate(
         print_json(summary)
     else:
         _print(summary, picture)
+
+
+def _check_span(picture: Path | None, from_s: float, for_s: float | None) -> None:
+    if picture is None and (from_s or for_s is not None):
+        option = "--picture-from" if from_s else "--picture-for"
+        raise InvalidInput(f"{option} needs --picture", param=option)
 
 
 class _Load(NamedTuple):

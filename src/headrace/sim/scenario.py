@@ -28,6 +28,7 @@ Written = Lengths | str | int
 
 MAX_FILE_BYTES = 16 * 2**20
 MAX_SLOTS = 65_536
+MAX_EOS_IDS = 1024
 # Of a worker, and of all workers together.
 MAX_KV_TOKENS = 2**31
 MAX_ALL_SLOTS = 2**24
@@ -284,6 +285,7 @@ def _check_sizes(scenario: Scenario) -> None:
     engine, workers = scenario.engine, scenario.workers
     for name in ("slots", "blocks", "block_size", "context_len", "vocab_size", "max_step_tokens", "max_waiting"):
         _check_whole(f"engine.{name}", getattr(engine, name), 1, MAX_SLOTS if name == "slots" else 2**31 - 1)
+    _check_whole("engine.eos_ids: their number", len(engine.eos_ids), 0, MAX_EOS_IDS)
     for index, token in enumerate(engine.eos_ids):
         _check_whole(f"engine.eos_ids[{index}]", token, 0, 2**31 - 1)
     products = (
@@ -298,16 +300,21 @@ def _check_sizes(scenario: Scenario) -> None:
 
 def _check_whole(param: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
-        raise InvalidInput(f"{param} must be a whole number from {low:,} to {high:,}", param=param)
+        raise InvalidInput(f"{param} must be a whole number from {low:,} to {high:,}", param=param.partition(":")[0])
 
 
 def _check_pace(scenario: Scenario) -> None:
     """A full step must not take ages, however slow happenings make it: virtual time is a 64-bit number."""
-    engine, cost = scenario.engine, scenario.profile()
     slowness = 1.0
     for happening in scenario.happenings:
         if not isinstance(happening, WorkerDeath):
             slowness = min(slowness * max(happening.factor, 1.0), 1e30)
+    _check_step("engine.profile", scenario.engine.profile, scenario.engine, 1.0)
+    where = "engine.profile" if scenario.device is None else "device"
+    _check_step(where, scenario.profile(), scenario.engine, slowness)
+
+
+def _check_step(where: str, cost: CostProfile, engine: EngineConfig, slowness: float) -> None:
     tokens, kv = engine.max_step_tokens, engine.blocks * engine.block_size
     parts = {
         "c0_s": cost.c0_s,
@@ -316,11 +323,10 @@ def _check_pace(scenario: Scenario) -> None:
         "c_kv_s": cost.c_kv_s * kv,
         "c_att_s": cost.c_att_s * min(tokens, kv) * min(engine.context_len, kv),
     }
-    if sum(parts.values()) * slowness > MAX_STEP_S:
+    full_s = sum(parts.values())
+    if full_s * slowness > MAX_STEP_S:
         slowest = max(parts, key=lambda name: parts[name])
-        param = f"{'engine.profile' if scenario.device is None else 'device'}.{slowest}"
-        if sum(parts.values()) <= MAX_STEP_S:
-            param = "happenings"
+        param = f"{where}.{slowest}" if full_s > MAX_STEP_S else "happenings"
         raise InvalidInput(f"{param}: a full step could take more than {MAX_STEP_S:,.0f} s", param=param)
 
 
