@@ -6,7 +6,7 @@ Owned by `State`, which alone moves a sequence between phases. Knows no queue an
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from headrace.core.event import NUM_COUNTERS, Counters
+from headrace.core.event import NUM_COUNTERS, Counters, Waits
 from headrace.core.request import Admission, Request
 
 
@@ -92,3 +92,15 @@ class Sequence:
 
     def snapshot_counters(self) -> Counters:
         return Counters(*self.counters)
+
+    def waits(self) -> Waits:
+        """Where its time went; the parts sum to its stay."""
+        return Waits(
+            self.wait_capacity_s,
+            self.wait_fairness_s,
+            self.prefill_s - self.prefill_others_s,
+            self.prefill_others_s,
+            self.decode_s,
+            self.preempted_s,
+            self.paused_s,
+        )

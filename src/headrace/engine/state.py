@@ -8,7 +8,7 @@ from collections import deque
 from heapq import heapify, heappop, heappush
 
 from headrace.core.config import EngineConfig
-from headrace.core.event import Counter, Ended, Outcome, Waits
+from headrace.core.event import Counter, Ended, Outcome
 from headrace.core.hashing import chain_block
 from headrace.core.plan import SlotStart
 from headrace.core.request import Tier
@@ -312,15 +312,6 @@ class State:
         self.ended.append(self._ended_event(sequence, outcome, reason, message))
 
     def _ended_event(self, sequence: Sequence, outcome: Outcome, reason: str, message: str) -> Ended:
-        waits = Waits(
-            sequence.wait_capacity_s,
-            sequence.wait_fairness_s,
-            sequence.prefill_s - sequence.prefill_others_s,
-            sequence.prefill_others_s,
-            sequence.decode_s,
-            sequence.preempted_s,
-            sequence.paused_s,
-        )
         request = sequence.request
         return Ended(
             sequence.number,
@@ -329,7 +320,7 @@ class State:
             outcome,
             reason,
             sequence.snapshot_counters(),
-            waits,
+            sequence.waits(),
             sequence.preemptions,
             message,
         )
