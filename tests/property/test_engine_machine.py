@@ -263,4 +263,4 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=100, stateful_step_count=50)
+TestEngine.settings = settings(max_examples=250, stateful_step_count=50)

@@ -108,6 +108,8 @@ def check_engine(config: EngineConfig) -> None:
         _check_number(f"engine.targets.{name}.itl_s", target.itl_s, 1e-6, 1e7)
     for tenant in config.tenants:
         _check_tenant(tenant)
+    if len({tenant.name for tenant in config.tenants}) < len(config.tenants):
+        raise InvalidInput("engine.tenants names a tenant twice", param="engine.tenants")
     if sum(tenant.reserved_slots for tenant in config.tenants) > config.slots:
         raise InvalidInput("reserved_slots of all tenants exceed engine.slots", param="engine.tenants")
     if sum(tenant.reserved_blocks for tenant in config.tenants) > config.blocks:
@@ -130,6 +132,12 @@ def _check_tenant(tenant: TenantConfig) -> None:
         value = getattr(tenant, name)
         if value is not None:
             _check_number(f"{where}: {name}", value, 0, 2**31 - 1)
+    for kind, most, reserved in (
+        ("slots", tenant.max_slots, tenant.reserved_slots),
+        ("blocks", tenant.max_blocks, tenant.reserved_blocks),
+    ):
+        if most is not None and reserved > most:
+            raise InvalidInput(f"{where}: reserved_{kind} exceeds max_{kind}", param=f"reserved_{kind}")
 
 
 def _check_number(name: str, value: Any, low: float, high: float) -> None:

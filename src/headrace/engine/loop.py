@@ -64,7 +64,7 @@ class Engine:
         return self._intake.accept(request, now_s)
 
     def abort(self, number: int, now_s: float, *, used_tokens: int | None = None) -> bool:
-        """End a sequence now, wherever it is. Tokens past `used_tokens` count as overrun, not as emitted."""
+        """End a sequence now, wherever it is. Of those emitted here, tokens past `used_tokens` are overrun."""
         sequence = self._state.live.get(number)
         if sequence is None:
             return False
@@ -184,7 +184,7 @@ class Engine:
     def _count_overrun(self, sequence: Sequence, used_tokens: int) -> None:
         table = self._state.table
         counters = table.counters[sequence.slot] if sequence.slot >= 0 else sequence.counters
-        overrun = max(0, int(counters[Counter.EMITTED]) - used_tokens)
+        overrun = max(0, int(counters[Counter.EMITTED]) - max(0, used_tokens))
         counters[Counter.EMITTED] -= overrun
         counters[Counter.OVERRUN] += overrun
 

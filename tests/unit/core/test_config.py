@@ -116,3 +116,12 @@ def test_reservations_of_all_tenants_fit_the_engine(name: str) -> None:
 def test_an_unknown_field_is_named() -> None:
     with pytest.raises(msgspec.ValidationError, match="slotz"):
         msgspec.convert({"engine": {"slotz": 3}}, Config)
+
+
+def test_a_tenant_named_twice_is_refused() -> None:
+    assert refused(EngineConfig(tenants=(TenantConfig("a"), TenantConfig("a")))) == "engine.tenants"
+
+
+@pytest.mark.parametrize("kind", ["slots", "blocks"])
+def test_a_reservation_above_its_own_cap_is_refused(kind: str) -> None:
+    assert refused(with_tenant(**{f"max_{kind}": 2, f"reserved_{kind}": 3})) == f"reserved_{kind}"
