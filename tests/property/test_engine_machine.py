@@ -57,6 +57,14 @@ REQUESTS = st.fixed_dictionaries(
 )
 
 
+def sane(caps: dict[str, Any]) -> dict[str, Any]:
+    """No cap below its own reservation: that is refused."""
+    for kind in ("slots", "blocks"):
+        if caps[f"max_{kind}"] is not None:
+            caps[f"max_{kind}"] = max(caps[f"max_{kind}"], caps[f"reserved_{kind}"])
+    return caps
+
+
 class Ask(NamedTuple):
     """A request: a family's prefix and a tail of its own; how it ends, what of it was said before."""
 
@@ -111,7 +119,7 @@ class EngineMachine(RuleBasedStateMachine):
         expecting_little=st.booleans(),
     )
     def start(self, depth: int, sizes: dict[str, Any], tenants: list[dict[str, Any]], expecting_little: bool) -> None:
-        made = [TenantConfig(name, **caps) for name, caps in zip("abc", tenants, strict=False)]
+        made = [TenantConfig(name, **sane(caps)) for name, caps in zip("abc", tenants, strict=False)]
         while sum(one.reserved_slots for one in made) > sizes["slots"]:
             made.pop()
         self.grammar = Grammar()
