@@ -34,8 +34,10 @@ def _quiet_ttfts(*, flood: bool, depth: int = 1) -> tuple[np.ndarray, float, Rig
     arrivals: dict[int, float] = {}
     due_s = 0.5
     idle_s = 0.01
+    first_plan = 0
     while len(arrivals) < 60 or not all(rig.token_times[number] for number in arrivals):
         if rig.now_s >= due_s and len(arrivals) < 60:
+            first_plan = first_plan if arrivals else max(0, len(rig.plans) - depth)
             number = rig.submit(request(f"q{len(arrivals)}", 300, 50, tenant="quiet"))
             arrivals[number] = due_s
             due_s += 1.0
@@ -44,7 +46,8 @@ def _quiet_ttfts(*, flood: bool, depth: int = 1) -> tuple[np.ndarray, float, Rig
         if rig.now_s == before_s:
             rig.clock.time_s = min(due_s, rig.now_s + idle_s) if rig.now_s < due_s else rig.now_s + idle_s
     ttfts = np.array([rig.token_times[number][0] - due for number, due in arrivals.items()])
-    longest_s = max(planned.predicted_s for planned in rig.plans)
+    # Steps that a quiet request can meet: those since the first one came.
+    longest_s = max(planned.predicted_s for planned in rig.plans[first_plan:])
     return ttfts, longest_s, rig
 
 
@@ -54,8 +57,7 @@ def test_a_flood_of_long_prompts_costs_others_one_step(depth: int) -> None:
     beside, longest_s, rig = _quiet_ttfts(flood=True, depth=depth)
     assert np.percentile(beside, 99) <= 1.1 * np.percentile(alone, 99) + depth * longest_s
     # The flood still gets everything that is idle: every step is filled to its time.
-    busy = [planned.predicted_s for planned in rig.plans if planned.work.prefill_tokens > 64]
-    assert np.median(busy) >= 0.95 * 0.05
+    assert np.median([planned.predicted_s for planned in rig.plans]) >= 0.95 * 0.05
 
 
 def _streams(itl_s: float) -> tuple[Rig, list[int]]:

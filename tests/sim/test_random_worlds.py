@@ -43,7 +43,7 @@ def random_tenant(luck: random.Random, name: str, engine: EngineConfig) -> Tenan
         requests=luck.randint(10, 60),
         tier=luck.choice(TIERS),
         weight=luck.choice([1.0, 3.0]),
-        max_slots=luck.choice([None, 1, 2]),
+        max_slots=luck.choice([None, 2, 3]),
         max_blocks=luck.choice([None, engine.blocks // 3]),
         reserved_slots=luck.choice([0, 0, engine.slots // 4]),
         reserved_blocks=luck.choice([0, 0, engine.blocks // 8]),

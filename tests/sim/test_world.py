@@ -342,3 +342,12 @@ def test_overload_keeps_goodput_and_passes() -> None:
     late = (records.column("arrival_ns") / 1e9 > 85.0) & (records.column("fate") == Fate.FINISHED)
     waited_s = (records.column("first_ns") - records.column("arrival_ns"))[late] / 1e9
     assert len(waited_s) > 200 and np.quantile(waited_s, 0.99) < 0.2
+
+
+def test_what_the_tenants_got_is_all_that_was_delivered() -> None:
+    """Also of streams that moved to another worker."""
+    world = World(replace(read_scenario(EXAMPLES / "scenarios" / "worker-death.toml"), requests=600, cells=False))
+    world.run()
+    summary = summarise(world, wall_s=1.0)
+    assert summary.replayed_tokens > 0
+    assert sum(tenant.output_tokens for tenant in summary.tenants) == summary.output_tokens

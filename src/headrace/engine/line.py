@@ -227,12 +227,12 @@ class WaitingLine:
             lane.served_s += seconds
 
     def _file(self, lane: Lane, arrival_s: float) -> None:
-        """At equal level those who hold less come first, then those who came first; an aged lane by age alone."""
+        """At equal level those who hold less come first, then those who came first."""
         self._entries += 1
         lane.entry = self._entries
-        tenants = self._tenants
-        held = 0 if lane.aged else tenants.used_slots[lane.tenant]
-        heappush(self._orders[lane.order], (float(tenants.level[lane.tenant]), held, arrival_s, lane.entry, lane))
+        level = float(self._tenants.level[lane.tenant])
+        held = self._tenants.used_slots[lane.tenant]
+        heappush(self._orders[lane.order], (level, held, arrival_s, lane.entry, lane))
 
     def _unage(self, lane: Lane) -> None:
         """The oldest may have left: the next one keeps the lane up only if it has aged too."""

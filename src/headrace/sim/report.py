@@ -157,12 +157,14 @@ def _tenants(book: Book, scenario: Scenario, virtual_s: float) -> tuple[TenantSu
     records = book.records
     weights = {tenant.name: tenant.weight for tenant in scenario.tenants}
     owner, fates, good = records.column("tenant"), records.column("fate"), records.column("good")
-    emitted, preemptions = records.column("emitted"), records.column("preemptions")
+    # What a stream had from a worker that died was replayed, not emitted again; it was delivered all the same.
+    delivered = records.column("emitted") + records.column("replayed")
+    preemptions = records.column("preemptions")
     rows = []
     for index, name in enumerate(book.tenants):
         mine = owner == index
         count = int(mine.sum())
-        tokens = int(emitted[mine].sum())
+        tokens = int(delivered[mine].sum())
         rows.append(
             TenantSummary(
                 tenant=name,
