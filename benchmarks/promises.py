@@ -96,11 +96,11 @@ def memory() -> None:
 
 
 def overload() -> None:
-    peak = test_overload._peak()
+    peak, rate_per_s = test_overload._peak()
     rig = Rig(test_overload._config(), checked=False, cells=False)
     traffic = test_overload.Traffic(rig, seed=2)
     traffic.run(20.0, 10.0)
-    traffic.run(180.0, 70.0)
+    traffic.run(5.0 * rate_per_s, 70.0)
     during = traffic.goodput(15.0, 70.0)
     say("overload 5x for 60 s: goodput of peak", f"{during:.0f} of {peak:.0f} tokens/s = {100 * during / peak:.1f} %")
     retries = traffic.retries
