@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from headrace.core.config import CostProfile, EngineConfig, TenantConfig, TierTargets
+from headrace.core.plan import Plan
 from headrace.core.request import Tier
 from tests.builders import LOOSE, Rig, engine_config, request
 
@@ -56,8 +57,19 @@ def test_a_flood_of_long_prompts_costs_others_one_step(depth: int) -> None:
     alone, _, _ = _quiet_ttfts(flood=False, depth=depth)
     beside, longest_s, rig = _quiet_ttfts(flood=True, depth=depth)
     assert np.percentile(beside, 99) <= 1.1 * np.percentile(alone, 99) + depth * longest_s
-    # The flood still gets everything that is idle: every step is filled to its time.
-    assert np.median([planned.predicted_s for planned in rig.plans]) >= 0.95 * 0.05
+    # The flood still gets everything that is idle: steps with parts of its prompts are filled to their time.
+    filled = [planned.predicted_s / _allowed_s(planned) for planned in rig.plans if not planned.samples.all()]
+    assert np.median(filled) >= 0.95
+    assert np.percentile(filled, 10) >= 0.9
+
+
+def _allowed_s(plan: Plan) -> float:
+    """Its target; where somebody decodes in it, twice what the decode rows take alone, at most."""
+    decode = plan.counts == 1
+    if not decode.any():
+        return plan.budget_s
+    decode_s = PROFILE.c0_s + PROFILE.c_out_s * decode.sum() + PROFILE.c_kv_s * (plan.starts[decode] + 1).sum()
+    return min(plan.budget_s, 2.0 * float(decode_s))
 
 
 def _streams(itl_s: float) -> tuple[Rig, list[int]]:
@@ -71,15 +83,15 @@ def _streams(itl_s: float) -> tuple[Rig, list[int]]:
     return rig, streams
 
 
-@pytest.mark.parametrize("target_in_steps", [2.0, 4.0])
-def test_a_64k_prompt_among_32_streams_keeps_their_class_target(target_in_steps: float) -> None:
+@pytest.mark.parametrize("target_in_steps", [1.5, 2.0, 4.0, 20.0])
+def test_a_64k_prompt_among_32_streams_at_most_doubles_their_steps(target_in_steps: float) -> None:
     probe, streams = _streams(itl_s=0.05)
     steady_s = float(np.median(_inter_token(probe, streams, 300)))
     rig, streams = _streams(itl_s=target_in_steps * steady_s)
     rig.submit(request("long", 64_000, 10, tenant="other"))
     during = _inter_token(rig, streams, 1500)
     assert "long" in {event.request_id for event in rig.ended.values()}
-    assert np.percentile(during, 99) <= target_in_steps * steady_s
+    assert np.percentile(during, 99) <= min(target_in_steps, 2.0) * steady_s
     assert np.percentile(during, 99) > 1.2 * steady_s, "nothing happened"
 
 

@@ -3,6 +3,8 @@
 HeadraceError
 ├── InvalidInput              400  the caller's fault; `param` names the field
 │   └── ContextLengthExceeded 400  prompt, or prompt plus output, longer than the context
+├── InvalidModel              400  files that are not a model, or not one this engine runs
+│   └── ModelTooLarge         400  weights or one sequence's KV do not fit into memory
 ├── NotFound                  404  no such request, model, stream
 ├── Refused                   503  not now: `retry_after_s` says when
 │   ├── QueueFull             503  the queue already holds its bound in seconds of work
@@ -34,6 +36,17 @@ class InvalidInput(HeadraceError):
 
 class ContextLengthExceeded(InvalidInput):
     code = "context_length_exceeded"
+
+
+class InvalidModel(HeadraceError):
+    """What an operator named cannot be served; nothing of it is kept."""
+
+    code = "invalid_model"
+    status = 400
+
+
+class ModelTooLarge(InvalidModel):
+    code = "model_too_large"
 
 
 class NotFound(HeadraceError):

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct, field
 from numpy.typing import NDArray
 
-from headrace.core.plan import IntArray
+from headrace.core.plan import IntArray, Scores
 
 
 class Counter(IntEnum):
@@ -49,7 +49,6 @@ class TokenEvent(Struct, frozen=True):
     index: int
     token: int
     counters: Counters
-    logprob: float | None = None
 
 
 class Waits(Struct, frozen=True):
@@ -99,16 +98,14 @@ class StepFrame(Struct, frozen=True):
     tokens: IntArray = field(default_factory=_no_ints)
     counters: IntArray = field(default_factory=_no_counters)
     ended: tuple[Ended, ...] = ()
-    logprobs: NDArray[np.float32] | None = None
+    scores: Scores | None = None
 
     def events(self) -> Iterator[TokenEvent]:
         """The rows one by one, for readers that do not need the speed of arrays."""
-        logprobs = self.logprobs
         for row in range(len(self.numbers)):
             yield TokenEvent(
                 int(self.numbers[row]),
                 int(self.indices[row]),
                 int(self.tokens[row]),
                 Counters(*self.counters[row].tolist()),
-                None if logprobs is None else float(logprobs[row]),
             )

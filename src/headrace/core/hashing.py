@@ -21,13 +21,8 @@ def chain_root(
     return digest.digest()
 
 
-def chain_block(parent: bytes, ids: Sequence[int]) -> bytes:
-    """The hash of one full block whose predecessor hashed to `parent`."""
-    return sha256(parent + np.asarray(ids, dtype=np.int32).tobytes()).digest()
-
-
 def chain_blocks(root: bytes, ids: Sequence[int], block_size: int) -> tuple[bytes, ...]:
-    """Hashes of every full block of `ids`; a partial tail has none."""
+    """Hashes of every full block of `ids`, which follow what hashed to `root`; a partial tail has none."""
     data = np.asarray(ids, dtype=np.int32).tobytes()
     width = 4 * block_size
     hashes: list[bytes] = []

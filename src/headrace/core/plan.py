@@ -101,12 +101,35 @@ class RowStatus:
     NAMES = ("ok", "not_finite", "out_of_range", "mask", "failed")
 
 
+class Scores(Struct, frozen=True):
+    """Log-probabilities of ids, an entry each: what was sampled, and prompts where that was asked.
+
+    `owners` are rows in a step's result and sequence numbers in a frame. `positions` count from the
+    sequence's first id. `top_ids` (entries × k) are the likeliest ids, likeliest first, -1 where an entry
+    asked for fewer than k.
+    """
+
+    owners: NDArray[np.int64]
+    positions: IntArray
+    logprobs: NDArray[np.float32]
+    top_ids: IntArray
+    top_logprobs: NDArray[np.float32]
+
+    def take(self, entries: NDArray[np.intp], owners: NDArray[np.int64]) -> "Scores":
+        """These entries, under other owners."""
+        return Scores(
+            owners, self.positions[entries], self.logprobs[entries], self.top_ids[entries], self.top_logprobs[entries]
+        )
+
+
 class StepResult(Struct, frozen=True):
-    """`tokens[r]` is row r's token, or -1 where the row samples none or failed."""
+    """`tokens[r]` is row r's token, or -1 where the row samples none or failed.
+
+    `scores` is None when nobody asked. The first id of a sequence has no score.
+    """
 
     step: int
     tokens: IntArray
     statuses: NDArray[np.uint8]
     elapsed_s: float
-    # Per row: log-probability of the token; None when nobody asked.
-    logprobs: NDArray[np.float32] | None = None
+    scores: Scores | None = None

@@ -13,6 +13,7 @@ from headrace.core.errors import InvalidInput
 MAX_STOP_IDS = 64
 MAX_LOGPROBS = 32
 MAX_LOGIT_BIAS = 1024
+MAX_ALLOWED_IDS = 1024
 
 
 class Tier(IntEnum):
@@ -42,12 +43,17 @@ class SamplingParams(Struct, frozen=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int = 0
-    logprobs: int = 0
+    # Alternatives to report beside each token's log-probability; None: no log-probabilities.
+    logprobs: int | None = None
+    # The same for the ids of the prompt; such a request neither reads nor feeds the prefix cache.
+    prompt_logprobs: int | None = None
     min_tokens: int = 0
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
-    # The row waits for a mask before it is sampled (grammar, allowed ids).
+    # Nothing but these may be sampled; empty: everything may.
+    allowed_ids: tuple[int, ...] = ()
+    # The row waits for a mask before it is sampled (grammar).
     masked: bool = False
 
 
@@ -85,7 +91,6 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("frequency_penalty", -100.0, 100.0),
     ("top_k", 0, 2**31 - 1),
     ("seed", -(2**63), 2**64 - 1),
-    ("logprobs", 0, MAX_LOGPROBS),
     ("min_tokens", 0, 2**31 - 1),
 )
 
@@ -96,10 +101,16 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
         value = getattr(sampling, name)
         if not math.isfinite(value) or not low <= value <= high:
             raise InvalidInput(f"{name} must be a number from {low:g} to {high:g}", param=name)
-    if len(sampling.stop_ids) > MAX_STOP_IDS:
-        raise InvalidInput(f"stop_ids holds more than {MAX_STOP_IDS} ids", param="stop_ids")
-    if any(not 0 <= token < vocab_size for token in sampling.stop_ids):
-        raise InvalidInput("stop_ids holds an id outside the vocabulary", param="stop_ids")
+    for name in ("logprobs", "prompt_logprobs"):
+        count = getattr(sampling, name)
+        if count is not None and not 0 <= count <= MAX_LOGPROBS:
+            raise InvalidInput(f"{name} must be a number from 0 to {MAX_LOGPROBS}", param=name)
+    for name, most in (("stop_ids", MAX_STOP_IDS), ("allowed_ids", MAX_ALLOWED_IDS)):
+        ids = getattr(sampling, name)
+        if len(ids) > most:
+            raise InvalidInput(f"{name} holds more than {most} ids", param=name)
+        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+            raise InvalidInput(f"{name} holds an id outside the vocabulary", param=name)
     if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
         raise InvalidInput(f"logit_bias holds more than {MAX_LOGIT_BIAS} ids", param="logit_bias")
     for token, bias in sampling.logit_bias:

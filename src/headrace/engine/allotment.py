@@ -7,6 +7,7 @@ from headrace.engine.draft import Chunk, Draft
 from headrace.engine.line import Lane
 from headrace.engine.memory import Memory
 from headrace.engine.sequence import Phase, Sequence
+from headrace.engine.slots import some
 from headrace.engine.state import State
 
 # Lanes whose head does not fit are passed, at most this many in a step; fewer when every slot is taken,
@@ -234,11 +235,19 @@ class Allotment:
     def _chunk(self, sequence: Sequence, start: int, pending: int, draft: Draft) -> int:
         """How many tokens the sequence may compute in this step.
 
-        A part of a prompt that comes after another tenant's newcomer makes that one's first token wait:
-        it may lengthen the step by a tenth, no more. Whole prompts share the step as its target allows.
+        Whole prompts share the step as its target allows. A part of one may double a step in which another
+        tenant decodes, and where it comes after another tenant's newcomer, whose first token then waits for
+        it, lengthen the step by a tenth.
         """
         budget = draft.budget
         count = budget.chunk(start, pending)
-        if count == pending or draft.newcomer is None or draft.newcomer[0] == sequence.tenant:
+        if count == pending:
             return count
-        return budget.chunk(start, pending, target_s=_NEWCOMER_SLACK * draft.newcomer[1])
+        target_s = budget.parts_s if self._others_decode(sequence.tenant) else budget.target_s
+        if draft.newcomer is not None and draft.newcomer[0] != sequence.tenant:
+            target_s = min(target_s, _NEWCOMER_SLACK * draft.newcomer[1])
+        return budget.chunk(start, pending, target_s=target_s) if target_s < budget.target_s else count
+
+    def _others_decode(self, tenant: int) -> bool:
+        table = self._state.table
+        return some(table.decoding & (table.tenant != tenant))

@@ -10,6 +10,8 @@ _TTFT_PART = 0.2
 QUEUE_PART = 1.0 - 2.0 * _TTFT_PART
 # A target below twice the smallest step cannot be kept by anybody; it would only stop all prefill.
 _LEAST_STEPS = 2.0
+# A prompt that needs several steps lengthens them to at most this many steps of other tenants' decode rows.
+_PART_STEPS = 2.0
 
 
 def longest_step_s(model: CostModel, max_step_s: float) -> float:
@@ -23,6 +25,11 @@ def step_target_s(model: CostModel, itl_s: float, ttft_s: float, longest_s: floa
     return min(max(min(itl_s, _TTFT_PART * ttft_s), least_s), longest_s)
 
 
+def parts_target_s(decode_s: float, rows: int) -> float:
+    """How long a step may become through parts of prompts; without decode rows nobody minds."""
+    return _PART_STEPS * decode_s if rows else float("inf")
+
+
 @dataclass(slots=True)
 class StepBudget:
     """What a step may still take, in predicted seconds and in tokens."""
@@ -34,6 +41,8 @@ class StepBudget:
     # Smaller chunks are not worth a row, unless they are all that is left.
     grain: int
     limit_s: float
+    # How long a step in which others decode may become through parts of prompts.
+    parts_s: float = float("inf")
     # When decode rows alone fill the target, one grain a step is still owed: prefill must not starve.
     owed: bool = True
 

@@ -65,6 +65,19 @@ class Draft:
 
 
 @dataclass(slots=True)
+class Tariff:
+    """What the rows of one step are charged: their part of the predicted step, its fixed cost shared out."""
+
+    row_s: float
+    position_s: float
+    scale: float
+
+    def chunk_s(self, chunk: Chunk) -> float:
+        """Recomputation that the scheduler caused is free."""
+        return chunk.seconds * self.scale * (1.0 - chunk.free / chunk.count)
+
+
+@dataclass(slots=True)
 class Flight:
     """A launched plan; arrays have an entry per row."""
 
@@ -72,7 +85,14 @@ class Flight:
     slots: SlotArray
     sequences: NDArray[np.object_]
     generations: IntArray
-    charges: NDArray[np.floating]
     # Row number of each chunk, beside it.
     chunks: list[tuple[int, Chunk]]
     samples_all: bool
+    tariff: Tariff
+
+    def charge_s(self, row: int) -> float:
+        """What the row's tenant was charged for it."""
+        first_chunk = len(self.slots) - len(self.chunks)
+        if row >= first_chunk:
+            return self.tariff.chunk_s(self.chunks[row - first_chunk][1])
+        return self.tariff.row_s + self.tariff.position_s * int(self.plan.starts[row])

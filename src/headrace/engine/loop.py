@@ -214,6 +214,18 @@ class Engine:
         return self._state.table.number
 
     @property
+    def num_waiting(self) -> int:
+        return self._state.line.count
+
+    @property
+    def num_running(self) -> int:
+        return self._state.table.num_running
+
+    @property
+    def num_used_blocks(self) -> int:
+        return self._state.pool.num_used
+
+    @property
     def num_preemptions(self) -> int:
         return self._state.num_preemptions
 

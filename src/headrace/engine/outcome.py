@@ -5,10 +5,10 @@ ends and failures are looked at one by one. Knows no runner and no queue order.
 """
 
 import numpy as np
-from numpy.typing import NDArray
+from msgspec.structs import replace
 
 from headrace.core.event import Counter, Outcome, StepFrame
-from headrace.core.plan import BoolArray, RowStatus, StepResult
+from headrace.core.plan import BoolArray, RowStatus, Scores, StepResult
 from headrace.engine.draft import Chunk, Flight
 from headrace.engine.sequence import Phase, Sequence
 from headrace.engine.slots import every, some
@@ -33,6 +33,7 @@ class Applier:
             sound |= ~plan.samples
         if result.statuses.tobytes().count(RowStatus.OK) != len(tokens):
             sound &= result.statuses == RowStatus.OK
+        scores = None if result.scores is None else _scores_of(flight, result.scores, sound)
         live = state.table.generation[flight.slots] == flight.generations
         for row, chunk in flight.chunks:
             self._count_chunk(chunk, live=bool(live[row]), sound=bool(sound[row]), now_s=now_s)
@@ -42,7 +43,9 @@ class Applier:
             frame = self._emit(flight, good & plan.samples, result, now_s)
         else:
             frame = self._emit(flight, good if odd else None, result, now_s)
-        return self._apply_odd_rows(flight, result, frame, live, sound, now_s) if odd else frame
+        if odd:
+            frame = self._apply_odd_rows(flight, result, frame, live, sound, now_s)
+        return frame if scores is None else replace(frame, scores=scores)
 
     def _count_chunk(self, chunk: Chunk, *, live: bool, sound: bool, now_s: float) -> None:
         """A chunk was computed: count it, and make its full blocks findable."""
@@ -62,10 +65,9 @@ class Applier:
         """The rows whose occupant is still there and whose token is good; None: all of them."""
         state = self._state
         table = state.table
-        slots, tokens, logprobs = flight.slots, result.tokens, result.logprobs
+        slots, tokens = flight.slots, result.tokens
         if emitting is not None:
             slots, tokens = slots[emitting], tokens[emitting]
-            logprobs = logprobs[emitting] if logprobs is not None else None
         if not len(slots):
             return StepFrame(flight.plan.step)
         numbers = table.number[slots]
@@ -75,28 +77,28 @@ class Applier:
             stopped &= indices + 1 >= table.min_tokens[slots]
             for slot in slots[stopped].tolist():
                 state.end(table.sequences[slot], Outcome.FINISHED, "stop", now_s)
-        return StepFrame(flight.plan.step, numbers, indices, tokens, counters, (), logprobs)
+        return StepFrame(flight.plan.step, numbers, indices, tokens, counters)
 
     def _apply_odd_rows(
         self, flight: Flight, result: StepResult, frame: StepFrame, live: BoolArray, sound: BoolArray, now_s: float
     ) -> StepFrame:
         """Rows that failed, and rows whose sequence has left its slot since the launch."""
         state = self._state
-        late: list[tuple[Sequence, int, int]] = []
+        late: list[tuple[Sequence, int]] = []
         for row in np.flatnonzero(~(live & sound)).tolist():
             sequence: Sequence = flight.sequences[row]
             if sequence.phase is Phase.ENDED:
                 if sequence.finished:
-                    self._refund(sequence, float(flight.charges[row]))
+                    self._refund(sequence, flight.charge_s(row))
             elif not sound[row]:
                 status = int(result.statuses[row]) or RowStatus.OUT_OF_RANGE
                 name = RowStatus.NAMES[min(status, RowStatus.FAILED)]
                 state.end(sequence, Outcome.FAILED, name, now_s, f"the row failed: {name}")
             elif flight.plan.samples[row]:
                 token = int(result.tokens[row])
-                late.append((sequence, row, token))
+                late.append((sequence, token))
                 self._append_late(sequence, token, now_s)
-        return _extended(frame, late, result.logprobs) if late else frame
+        return _extended(frame, late) if late else frame
 
     def _append_late(self, sequence: Sequence, token: int, now_s: float) -> None:
         """The token of a sequence that ended by length or gave up its slot while it was computed."""
@@ -118,25 +120,31 @@ class Applier:
             self._state.line.refunded(sequence.tenant)
 
 
-def _extended(
-    frame: StepFrame, late: list[tuple[Sequence, int, int]], logprobs: NDArray[np.float32] | None
-) -> StepFrame:
+def _scores_of(flight: Flight, scores: Scores, sound: BoolArray) -> Scores | None:
+    """The scores by sequence, without failed rows, ended sequences and prompt ids scored before."""
+    entries: list[int] = []
+    owners: list[int] = []
+    for entry, (row, position) in enumerate(zip(scores.owners.tolist(), scores.positions.tolist(), strict=True)):
+        sequence: Sequence = flight.sequences[row]
+        if not sound[row] or sequence.phase is Phase.ENDED or position <= sequence.num_scored:
+            continue
+        if position < sequence.num_prompt:
+            sequence.num_scored = position
+        entries.append(entry)
+        owners.append(sequence.number)
+    return scores.take(np.array(entries, np.intp), np.array(owners, np.int64)) if entries else None
+
+
+def _extended(frame: StepFrame, late: list[tuple[Sequence, int]]) -> StepFrame:
     """The frame with the late rows after its own."""
-    numbers = np.array([sequence.number for sequence, _, _ in late], np.int64)
-    indices = np.array([len(sequence.outputs) - 1 for sequence, _, _ in late], np.int32)
-    tokens = np.array([token for _, _, token in late], np.int32)
-    counters = np.array([sequence.counters for sequence, _, _ in late], np.int32)
-    rows = [row for _, row, _ in late]
-    joined = None
-    if logprobs is not None:
-        own = frame.logprobs if frame.logprobs is not None else logprobs[:0]
-        joined = np.concatenate([own, logprobs[rows]])
+    numbers = np.array([sequence.number for sequence, _ in late], np.int64)
+    indices = np.array([len(sequence.outputs) - 1 for sequence, _ in late], np.int32)
+    tokens = np.array([token for _, token in late], np.int32)
+    counters = np.array([sequence.counters for sequence, _ in late], np.int32)
     return StepFrame(
         frame.step,
         np.concatenate([frame.numbers, numbers]),
         np.concatenate([frame.indices, indices]),
         np.concatenate([frame.tokens, tokens]),
         np.concatenate([frame.counters, counters]),
-        (),
-        joined,
     )

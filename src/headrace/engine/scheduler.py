@@ -8,8 +8,8 @@ import numpy as np
 
 from headrace.core.plan import BoolArray, IntArray, Plan, Work, measure_work
 from headrace.engine.allotment import Allotment
-from headrace.engine.budget import StepBudget, longest_step_s, step_target_s
-from headrace.engine.draft import Chunk, DecodeRows, Draft, Flight, Growth, SlotArray
+from headrace.engine.budget import StepBudget, longest_step_s, parts_target_s, step_target_s
+from headrace.engine.draft import Chunk, DecodeRows, Draft, Flight, Growth, SlotArray, Tariff
 from headrace.engine.line import Lane
 from headrace.engine.memory import Memory
 from headrace.engine.sequence import Sequence
@@ -134,7 +134,9 @@ class Scheduler:
         longest_s = longest_step_s(model, config.max_step_s)
         target_s = step_target_s(model, itl_s, state.ttft_targets.shortest_s(now_s), longest_s)
         limit_s = longest_s if rows else float("inf")
-        return StepBudget(model, target_s, decode_s, config.max_step_tokens - rows, config.block_size, limit_s)
+        tokens = config.max_step_tokens - rows
+        parts_s = parts_target_s(decode_s, rows)
+        return StepBudget(model, target_s, decode_s, tokens, config.block_size, limit_s, parts_s)
 
     def _forget_preempted(self, decode: DecodeRows, draft: Draft) -> DecodeRows:
         """Claims made while filling preempted rows that were already drafted."""
@@ -163,7 +165,7 @@ class Scheduler:
             predicted_s=state.model.predict(work),
             budget_s=draft.budget.target_s,
         )
-        flight = self._charged(plan, slots, chunks)
+        flight = self._charged(plan, decode, slots, chunks)
         self._step += 1
         self._commit(flight, draft.now_s)
         return flight
@@ -188,20 +190,32 @@ class Scheduler:
             return _NONE
         return np.flatnonzero(table.masked[slots] & samples).astype(np.int32)
 
-    def _charged(self, plan: Plan, slots: SlotArray, chunks: list[Chunk]) -> Flight:
+    def _charged(self, plan: Plan, decode: DecodeRows, slots: SlotArray, chunks: list[Chunk]) -> Flight:
         """Charge every row's tenant for its part of the predicted step, recomputation excepted."""
         state = self._state
         table = state.table
-        model = state.model
-        rows = list(enumerate(chunks, len(slots) - len(chunks)))
-        marginal_s = plan.predicted_s - model.c0_s
-        scale = plan.predicted_s / marginal_s if marginal_s > 0.0 else 0.0
-        charges = plan.starts * (model.c_kv_s * scale) + (model.c_out_s + model.c_kv_s) * scale
-        for row, chunk in rows:
-            charges[row] = chunk.seconds * scale * (1.0 - chunk.free / chunk.count)
-        state.tenants.charge(table.tenant[slots], charges)
+        tenants = state.tenants
+        num_decode = len(decode.slots)
+        tariff = self._tariff(plan.predicted_s)
+        if tenants.num_active == 1:
+            seconds = num_decode * tariff.row_s + tariff.position_s * (decode.kv_tokens - num_decode)
+            for chunk in chunks:
+                seconds += tariff.chunk_s(chunk)
+            tenants.charge_one(int(table.tenant[slots[0]]), seconds)
+        else:
+            charges = plan.starts * tariff.position_s + tariff.row_s
+            for row, chunk in enumerate(chunks, num_decode):
+                charges[row] = tariff.chunk_s(chunk)
+            tenants.charge(table.tenant[slots], charges)
+        rows = list(enumerate(chunks, num_decode))
         samples_all = not chunks or every(plan.samples)
-        return Flight(plan, slots, table.sequences[slots], table.generation[slots], charges, rows, samples_all)
+        return Flight(plan, slots, table.sequences[slots], table.generation[slots], rows, samples_all, tariff)
+
+    def _tariff(self, predicted_s: float) -> Tariff:
+        model = self._state.model
+        marginal_s = predicted_s - model.c0_s
+        scale = predicted_s / marginal_s if marginal_s > 0.0 else 0.0
+        return Tariff((model.c_out_s + model.c_kv_s) * scale, model.c_kv_s * scale, scale)
 
     def _commit(self, flight: Flight, now_s: float) -> None:
         """The rows are launched: count their tokens; ends by length are known now."""

@@ -46,6 +46,8 @@ class Sequence:
     # Tokens computed by applied steps while it catches up; meaningless once it decodes.
     num_applied: int = 0
     catching_up: bool = True
+    # Prompt positions up to this have been scored; they are not reported again when computed again.
+    num_scored: int = 0
     # Positions below this were computed before.
     num_charged: int = 0
     # Positions below this are computed again at nobody's charge.

@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 
 from headrace.core.config import EngineConfig
 from headrace.core.event import Counter, Ended, Outcome
-from headrace.core.hashing import chain_block
+from headrace.core.hashing import chain_blocks
 from headrace.core.plan import SlotStart
 from headrace.core.request import Tier
 from headrace.engine.blocks import BlockPool
@@ -347,7 +347,8 @@ class State:
     # The prefix cache
 
     def _uses_cache(self, sequence: Sequence) -> bool:
-        return self.config.prefix_cache and bool(sequence.request.prefix_root)
+        request = sequence.request
+        return self.config.prefix_cache and bool(request.prefix_root) and request.sampling.prompt_logprobs is None
 
     def publish_prompt(self, sequence: Sequence) -> None:
         """Make the prompt blocks that applied steps filled findable."""
@@ -369,12 +370,10 @@ class State:
         full = min(applied // size, len(sequence.blocks))
         if full <= sequence.num_published:
             return
-        ids = sequence.ids
         hashes = list(request.block_hashes[:full])
-        while len(hashes) < full:
-            index = len(hashes)
+        if len(hashes) < full:
             parent = hashes[-1] if hashes else request.prefix_root
-            hashes.append(chain_block(parent, ids[index * size : (index + 1) * size]))
+            hashes += chain_blocks(parent, sequence.ids[len(hashes) * size : full * size], size)
         for index in range(sequence.num_published, full):
             self.pool.publish(sequence.blocks[index], hashes[index])
         sequence.num_published = full

@@ -17,10 +17,14 @@ class ServedTargets:
     def __init__(self) -> None:
         self._live: dict[int, int] = {}
         self._left_at_s: dict[int, float] = {}
+        # The answer holds until somebody enters or leaves, or a remembered target is forgotten.
+        self._shortest_s = math.inf
+        self._holds_until_s = -math.inf
 
     def enter(self, target_s: float) -> None:
         key = _key(target_s)
         self._live[key] = self._live.get(key, 0) + 1
+        self._holds_until_s = -math.inf
 
     def leave(self, target_s: float, now_s: float) -> None:
         key = _key(target_s)
@@ -28,9 +32,16 @@ class ServedTargets:
         if not self._live[key]:
             del self._live[key]
             self._left_at_s[key] = now_s
+            self._holds_until_s = -math.inf
 
     def shortest_s(self, now_s: float) -> float:
         """The least target that counts; infinite when none does."""
+        if now_s > self._holds_until_s:
+            self._shortest_s = self._find_shortest_s(now_s)
+            self._holds_until_s = min(self._left_at_s.values(), default=math.inf) + _REMEMBERED_S
+        return self._shortest_s
+
+    def _find_shortest_s(self, now_s: float) -> float:
         for key in [key for key, left_s in self._left_at_s.items() if now_s - left_s > _REMEMBERED_S]:
             del self._left_at_s[key]
         if not self._live and not self._left_at_s:

@@ -63,18 +63,19 @@ class Book:
 
     def launched(self, replica: Replica, now_ns: int) -> None:
         """What the step looks like now; its time is known when it ends."""
-        load = replica.engine.load()
-        plan = replica.engine.last_plan
+        engine = replica.engine
+        plan = engine.last_plan
         assert plan is not None, "a step was launched without a plan"
-        occupied = max(len(plan.slots), load.running)
-        replica.flights.append(Flight(now_ns, occupied, load.waiting, load.used_blocks))
+        waiting = engine.num_waiting
+        occupied = max(len(plan.slots), engine.num_running)
+        replica.flights.append(Flight(now_ns, occupied, waiting, engine.num_used_blocks))
         for start in plan.begun:
             replica.start(start.number, start.slot)
-        if load.waiting and len(self.tenants) > 1:
+        if waiting and len(self.tenants) > 1:
             self.service.add(plan, replica.slot_tenants.take(plan.slots), replica.backlogged(now_ns))
         recorder = self._recorder
         if recorder is not None and recorder.worker == replica.index:
-            recorder.launched(plan, replica.slot_ordinals, load.waiting)
+            recorder.launched(plan, replica.slot_ordinals, waiting)
 
     def stepped(self, replica: Replica, now_ns: int) -> None:
         flight = replica.flights.popleft()

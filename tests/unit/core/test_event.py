@@ -5,14 +5,13 @@ import numpy as np
 from headrace.core.event import NUM_COUNTERS, Counter, Counters, StepFrame, TokenEvent
 
 
-def frame(logprobs: list[float] | None = None) -> StepFrame:
+def frame() -> StepFrame:
     return StepFrame(
         step=3,
         numbers=np.array([7, 2**40], np.int64),
         indices=np.array([0, 5], np.int32),
         tokens=np.array([11, 12], np.int32),
         counters=np.arange(2 * NUM_COUNTERS, dtype=np.int32).reshape(2, NUM_COUNTERS),
-        logprobs=None if logprobs is None else np.array(logprobs, np.float32),
     )
 
 
@@ -21,10 +20,6 @@ def test_rows_become_events_in_order() -> None:
     assert first == TokenEvent(7, 0, 11, Counters(0, 1, 2, 3, 4, 5))
     assert (second.number, second.index, second.token) == (2**40, 5, 12)
     assert second.counters == Counters(6, 7, 8, 9, 10, 11)
-
-
-def test_log_probabilities_come_with_their_rows() -> None:
-    assert [event.logprob for event in frame([-0.5, -2.0]).events()] == [-0.5, -2.0]
 
 
 def test_a_frame_without_tokens_has_no_events() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from headrace.core.errors import InvalidInput
 from headrace.core.request import (
+    MAX_ALLOWED_IDS,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
     MAX_STOP_IDS,
@@ -57,6 +58,8 @@ def test_a_number_that_is_not_finite_is_refused_by_name(name: str, value: float)
         ("seed", 2**64),
         ("logprobs", -1),
         ("logprobs", MAX_LOGPROBS + 1),
+        ("prompt_logprobs", -1),
+        ("prompt_logprobs", MAX_LOGPROBS + 1),
         ("min_tokens", -1),
         ("min_tokens", 2**31),
     ],
@@ -66,8 +69,10 @@ def test_a_number_out_of_range_is_refused_by_name(name: str, value: float) -> No
 
 
 def test_the_ends_of_every_range_are_allowed() -> None:
-    low = SamplingParams(0.0, 0, 0.0, 0.0, 1e-3, -100.0, -100.0, -(2**63), 0, 0)
-    high = SamplingParams(100.0, 2**31 - 1, 1.0, 1.0, 1e3, 100.0, 100.0, 2**64 - 1, MAX_LOGPROBS, 2**31 - 1)
+    low = SamplingParams(0.0, 0, 0.0, 0.0, 1e-3, -100.0, -100.0, -(2**63), 0, 0, 0)
+    high = SamplingParams(
+        100.0, 2**31 - 1, 1.0, 1.0, 1e3, 100.0, 100.0, 2**64 - 1, MAX_LOGPROBS, MAX_LOGPROBS, 2**31 - 1
+    )
     for sampling in (SamplingParams(), low, high):
         check_sampling(sampling, VOCAB)
 
@@ -75,11 +80,13 @@ def test_the_ends_of_every_range_are_allowed() -> None:
 @pytest.mark.parametrize("token", [-1, VOCAB])
 def test_ids_outside_the_vocabulary_are_refused(token: int) -> None:
     assert refused_sampling(stop_ids=(1, token)) == "stop_ids"
+    assert refused_sampling(allowed_ids=(1, token)) == "allowed_ids"
     assert refused_sampling(logit_bias=((1, 0.0), (token, 0.0))) == "logit_bias"
 
 
 def test_lists_are_bounded() -> None:
     assert refused_sampling(stop_ids=(1,) * (MAX_STOP_IDS + 1)) == "stop_ids"
+    assert refused_sampling(allowed_ids=(1,) * (MAX_ALLOWED_IDS + 1)) == "allowed_ids"
     assert refused_sampling(logit_bias=((1, 0.0),) * (MAX_LOGIT_BIAS + 1)) == "logit_bias"
     most = SamplingParams(stop_ids=(0, VOCAB - 1) * (MAX_STOP_IDS // 2), logit_bias=((0, -5.0),) * MAX_LOGIT_BIAS)
     check_sampling(most, VOCAB)

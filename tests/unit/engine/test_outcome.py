@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from headrace.core.config import EngineConfig
 from headrace.core.event import Counters, Outcome, TokenEvent
-from headrace.core.plan import StepResult
+from headrace.core.plan import Plan, Scores, StepResult
 from headrace.core.request import Request, SamplingParams
 from headrace.runner.faults import Faults
 from tests.builders import Rig, engine_config, prompt, request
@@ -130,11 +130,17 @@ def test_log_probabilities_stay_with_their_tokens(monkeypatch: pytest.MonkeyPatc
     rig = Rig(depth=2)
     collect = rig.runner.collect
 
-    def collect_with_logprobs() -> StepResult:
+    def collect_with_scores() -> StepResult:
         result = collect()
-        return replace(result, logprobs=(-result.tokens).astype(np.float32))
+        rows = np.flatnonzero(result.tokens >= 0)
+        tokens = result.tokens[rows]
+        positions = 100 + np.arange(len(rows), dtype=np.int32)
+        scores = Scores(
+            rows, positions, -tokens.astype(np.float32), tokens[:, None], -tokens[:, None].astype(np.float32)
+        )
+        return replace(result, scores=scores)
 
-    monkeypatch.setattr(rig.runner, "collect", collect_with_logprobs)
+    monkeypatch.setattr(rig.runner, "collect", collect_with_scores)
     numbers = [rig.submit(request(name, max_tokens=6)) for name in "xyz"]
     for step in range(12):
         if step == 2:
@@ -142,8 +148,45 @@ def test_log_probabilities_stay_with_their_tokens(monkeypatch: pytest.MonkeyPatc
             rig.engine.pause(numbers[1], rig.now_s)
         if step == 6:
             rig.engine.resume(numbers[1], rig.now_s)
-        assert all(event.logprob == -event.token for event in rig.step().events())
+        frame = rig.step()
+        said = {} if frame.scores is None else dict(zip(frame.scores.owners, frame.scores.logprobs, strict=True))
+        assert said == {event.number: -event.token for event in frame.events()}
     assert len(rig.ended) == 3
+    rig.assert_true()
+
+
+def test_prompt_scores_are_told_once_and_the_prefix_cache_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(engine_config(block_size=BLOCK, max_step_tokens=16))
+    launch, collect = rig.runner.launch, rig.runner.collect
+    plans: list[Plan] = []
+
+    def launch_and_note(plan: Plan) -> None:
+        plans.append(plan)
+        launch(plan)
+
+    def collect_with_prompt_scores() -> StepResult:
+        result, plan = collect(), plans[-1]
+        positions = np.arange(plan.starts[0] + 1, plan.starts[0] + plan.counts[0] + 1, dtype=np.int32)
+        rows, ids = np.zeros(len(positions), np.int64), np.zeros((len(positions), 0), np.int32)
+        return replace(
+            result, scores=Scores(rows, positions, -positions.astype(np.float32), ids, ids.astype(np.float32))
+        )
+
+    monkeypatch.setattr(rig.runner, "launch", launch_and_note)
+    monkeypatch.setattr(rig.runner, "collect", collect_with_prompt_scores)
+    rig.submit(request("first", 64, 1, seed=1, block_size=BLOCK))
+    rig.run()
+    number = rig.submit(request("second", 64, 8, seed=1, block_size=BLOCK, sampling=SamplingParams(prompt_logprobs=0)))
+    positions: list[int] = []
+    for step in range(14):
+        if step == 3:
+            rig.engine.pause(number, rig.now_s)
+            rig.engine.resume(number, rig.now_s)
+        frame = rig.step()
+        if frame.scores is not None:
+            positions += frame.scores.positions.tolist()
+    assert positions == list(range(1, 64 + 8))
+    assert rig.ended[number].counters.prompt_cached == 0
     rig.assert_true()
 
 
