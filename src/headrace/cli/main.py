@@ -28,6 +28,7 @@ class Subcommand(NamedTuple):
 _MOST_LETTERS = 500
 
 SUBCOMMANDS = {
+    "models": Subcommand("headrace.cli.models", "models", "Pull, list and inspect models."),
     "serve": Subcommand("headrace.cli.serve", "serve", "Start the product (today: the simulator's demonstration)."),
     "simulate": Subcommand("headrace.cli.simulate", "simulate", "Run a scenario under the virtual clock."),
     "plan": Subcommand("headrace.cli.plan", "plan", "Turn a profile and a load into replicas, cost and headroom."),

@@ -6,6 +6,7 @@ HeadraceError
 ├── InvalidModel              400  files that are not a model, or not one this engine runs
 │   └── ModelTooLarge         400  weights or one sequence's KV do not fit into memory
 ├── NotFound                  404  no such request, model, stream
+├── FetchFailed               502  a source of files could not be reached or broke off; what came is kept
 ├── Refused                   503  not now: `retry_after_s` says when
 │   ├── QueueFull             503  the queue already holds its bound in seconds of work
 │   └── DeadlineUnmeetable    503  the wait alone would pass the deadline
@@ -52,6 +53,12 @@ class ModelTooLarge(InvalidModel):
 class NotFound(HeadraceError):
     code = "not_found"
     status = 404
+
+
+class FetchFailed(HeadraceError):
+    code = "fetch_failed"
+    status = 502
+    retryable = True
 
 
 class Refused(HeadraceError):

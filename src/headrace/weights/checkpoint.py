@@ -1,0 +1,51 @@
+"""A model on disk, whatever its format. Owns the Protocol and the choice by what a path is; reads nothing itself."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.errors import InvalidModel
+from headrace.weights.generation import GenerationDefaults
+from headrace.weights.gguf_checkpoint import GgufCheckpoint
+from headrace.weights.hf_checkpoint import HfCheckpoint
+from headrace.weights.shape import ModelShape
+from headrace.weights.vocabulary import Vocabulary
+from headrace.weights.weight_file import Progress
+
+__all__ = ["Checkpoint", "GenerationDefaults", "Progress", "open_checkpoint"]
+
+
+class Checkpoint(Protocol):
+    """Open files whose headers were checked: every tensor that the shape demands is there, with its dimensions."""
+
+    shape: ModelShape
+    vocabulary: Vocabulary
+    generation: GenerationDefaults
+    path: Path
+    size_bytes: int
+
+    def tensors(self, progress: Progress | None = None) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """Each tensor once, as a new C-contiguous array under its Hugging Face name, in the order of the files.
+
+        That order is not the model's: take tensors by name. At most one is held here at a time.
+        """
+        ...
+
+    def digest(self) -> dict[str, str]:
+        """sha256 by file name. Free once `tensors` was consumed to its end; before that the files are read for it."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """A folder is Hugging Face's, a file named *.gguf is GGUF."""
+    if path.is_dir():
+        return HfCheckpoint(path)
+    if path.suffix.lower() == ".gguf":
+        return GgufCheckpoint(path)
+    told = "is neither a folder nor a .gguf file" if path.exists() else "does not exist"
+    raise InvalidModel(f"{path}: {told}")

@@ -1,0 +1,168 @@
+"""One file of tensors: an open descriptor, where the tensors lie, and one pass over its bytes.
+
+Owns reading and hashing: every byte of the file is read once, in order, hashed, and decoded if it belongs
+to a tensor. Nothing is mapped, so a file that shrinks under us is an error and not a signal.
+Knows no file format and no model.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from stat import S_ISREG
+from typing import Protocol
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from headrace.core.errors import InvalidModel
+from headrace.weights.encodings import Encoding
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+# Decoding works best in a slice that stays in the cache; hashing and skipping do not care.
+_SLICE_BYTES = 2**17
+_SKIP_BYTES = 2**20
+
+
+class StoredTensor(Struct, frozen=True):
+    """Where a tensor lies in its file. `paired_heads`: its rows are that many heads with interleaved halves."""
+
+    name: str
+    dims: tuple[int, ...]
+    encoding: Encoding
+    offset: int
+    size_bytes: int
+    paired_heads: int = 0
+
+
+class Advance(Protocol):
+    def __call__(self, size_bytes: int) -> None: ...
+
+
+class WeightFile:
+    """Open until `close`. `sha256` is there once `read_tensors` was consumed, or `hash` was called."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.sha256 = ""
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise InvalidModel(f"{path.name}: cannot be read ({error.strerror})") from error
+        status = os.fstat(self._descriptor)
+        if not S_ISREG(status.st_mode):
+            self.close()
+            raise InvalidModel(f"{path.name}: is not a file")
+        self.size_bytes = status.st_size
+        self._written_ns = status.st_mtime_ns
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def read_at(self, offset: int, size_bytes: int) -> bytes:
+        """Exactly that many bytes; the caller has bounded them."""
+        self._check(offset, size_bytes)
+        data = bytearray(size_bytes)
+        self._fill(memoryview(data), offset)
+        return bytes(data)
+
+    def read_tensors(
+        self, tensors: Sequence[StoredTensor], advance: Advance
+    ) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """The tensors in the order in which they lie, each as a new C-contiguous array. Hashes the whole file."""
+        hasher = hashlib.sha256()
+        place = 0
+        for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
+            self._skip(hasher, place, tensor.offset, advance)
+            yield tensor.name, self._read_tensor(tensor, hasher, advance)
+            place = tensor.offset + tensor.size_bytes
+        self._skip(hasher, place, self.size_bytes, advance)
+        self._finish(hasher)
+
+    def hash(self) -> str:
+        """The file's sha256, from the last pass if there was one."""
+        if not self.sha256:
+            hasher = hashlib.sha256()
+            self._skip(hasher, 0, self.size_bytes, lambda size_bytes: None)
+            self._finish(hasher)
+        return self.sha256
+
+    def _read_tensor(self, tensor: StoredTensor, hasher: "hashlib._Hash", advance: Advance) -> NDArray[np.float32]:
+        encoding = tensor.encoding
+        out = np.empty(tensor.size_bytes // encoding.block_bytes * encoding.block_values, np.float32)
+        slice_bytes = _SLICE_BYTES // encoding.block_bytes * encoding.block_bytes
+        buffer = memoryview(bytearray(min(slice_bytes, tensor.size_bytes)))
+        done = 0
+        with np.errstate(all="ignore"):
+            for offset in range(0, tensor.size_bytes, slice_bytes):
+                raw = buffer[: min(slice_bytes, tensor.size_bytes - offset)]
+                self._fill(raw, tensor.offset + offset)
+                hasher.update(raw)
+                values = encoding.decode(np.frombuffer(raw, np.uint8))
+                if not np.isfinite(values).all():
+                    told = f"tensor {tensor.name} holds a number that is not finite"
+                    raise InvalidModel(f"{self.path.name}: {told}", param=tensor.name)
+                out[done : done + len(values)] = values
+                done += len(values)
+                advance(len(raw))
+        return _as_halves(out.reshape(tensor.dims), tensor.paired_heads)
+
+    def _skip(self, hasher: "hashlib._Hash", start: int, end: int, advance: Advance) -> None:
+        buffer = memoryview(bytearray(min(_SKIP_BYTES, max(0, end - start))))
+        for offset in range(start, end, _SKIP_BYTES):
+            raw = buffer[: min(_SKIP_BYTES, end - offset)]
+            self._fill(raw, offset)
+            hasher.update(raw)
+            advance(len(raw))
+
+    def _finish(self, hasher: "hashlib._Hash") -> None:
+        status = os.fstat(self._descriptor)
+        if (status.st_size, status.st_mtime_ns) != (self.size_bytes, self._written_ns):
+            raise InvalidModel(f"{self.path.name}: changed while it was read")
+        self.sha256 = hasher.hexdigest()
+
+    def _fill(self, buffer: memoryview, offset: int) -> None:
+        if self._descriptor < 0:
+            raise InvalidModel(f"{self.path.name}: was closed before it was read")
+        done = 0
+        while done < len(buffer):
+            try:
+                count = os.preadv(self._descriptor, [buffer[done:]], offset + done)
+            except OSError as error:
+                raise InvalidModel(f"{self.path.name}: cannot be read ({error.strerror})") from error
+            if count == 0:
+                raise InvalidModel(f"{self.path.name}: ends at byte {offset + done}, too early")
+            done += count
+
+    def _check(self, offset: int, size_bytes: int) -> None:
+        if size_bytes < 0 or offset < 0 or offset + size_bytes > self.size_bytes:
+            raise InvalidModel(f"{self.path.name}: ends at byte {self.size_bytes}, too early")
+
+
+def read_files(
+    files: Sequence[tuple[WeightFile, Sequence[StoredTensor]]], progress: Progress | None
+) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """All tensors of several files, one after another; `progress` hears of every slice."""
+    total = sum(file.size_bytes for file, _ in files)
+    done = 0
+
+    def advance(size_bytes: int) -> None:
+        nonlocal done
+        done += size_bytes
+        if progress is not None:
+            progress(done, total)
+
+    for file, tensors in files:
+        yield from file.read_tensors(tensors, advance)
+
+
+def _as_halves(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """Undo GGUF's order of rotary rows: (0, d/2, 1, d/2 + 1, ...) of each head becomes (0, 1, ..., d - 1)."""
+    if not heads:
+        return rows
+    pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, -1)
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
