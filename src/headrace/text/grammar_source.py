@@ -1,0 +1,86 @@
+"""A grammar in the words of llguidance, and the limits that every matcher is built under.
+
+Owns the translation. Knows no token: a matcher is made of this and a lexicon.
+"""
+
+import json
+
+import msgspec
+from llguidance import LLMatcher, LLParserLimits
+
+from headrace.core.errors import InvalidInput
+from headrace.text.grammar import SUBJECTS, Grammar, read_choices, read_schema
+
+# Loose enough for indented JSON, but a sequence cannot go on for ever with spaces between two values.
+_WHITESPACE = r"\x20|\n\x20{0,32}"
+_MAX_MESSAGE = 300
+
+
+def grammar_source(grammar: Grammar) -> str:
+    """Raises InvalidInput for what can be seen to be wrong without compiling it."""
+    match grammar.kind:
+        case "json_schema":
+            return _from_schema(read_schema(grammar.source))
+        case "json_object":
+            return _from_schema({"type": "object"})
+        case "regex":
+            return LLMatcher.grammar_from_regex(grammar.source)
+        case "choice":
+            return LLMatcher.grammar_from_regex(_choice(grammar.source))
+        case "lark":
+            return LLMatcher.grammar_from_lark(grammar.source)
+
+
+def matcher_limits(grammar: Grammar) -> LLParserLimits:
+    """About 15 ms for a mask and 40 MB for a matcher at the very most; ordinary schemas use a hundredth of it.
+
+    A row of the parser has some items for each property of an object that may come next. Only Lark grammars can be
+    so ambiguous that a row's items cost their square, so they get fewer.
+    """
+    return LLParserLimits(
+        max_items_in_row=250 if grammar.kind == "lark" else 2_000,
+        initial_lexer_fuel=500_000,
+        step_lexer_fuel=100_000,
+        step_max_items=30_000,
+        max_lexer_states=20_000,
+        max_grammar_size=100_000,
+        verbose_errors=False,
+    )
+
+
+def explain(grammar: Grammar, error: str) -> str:
+    """llguidance's complaint in one line, without the parser state it appends."""
+    first = error.partition("<non-verbose/>")[0].partition("<state>")[0].partition(". Enable")[0]
+    reason = " ".join(first.split())
+    if reason in ("", "NoExtension", "NoExtensionBias"):
+        reason = "it matches nothing"
+    return f"{SUBJECTS[grammar.kind]} cannot be used: {reason[:_MAX_MESSAGE]}"
+
+
+def _from_schema(schema: object) -> str:
+    # All options are overridden: a schema could set them itself under "x-guidance".
+    return LLMatcher.grammar_from_json_schema(
+        json.dumps(schema),
+        overrides={
+            "whitespace_flexible": True,
+            "whitespace_pattern": _WHITESPACE,
+            "item_separator": ",",
+            "key_separator": ":",
+            "coerce_one_of": False,
+            "lenient": False,
+        },
+    )
+
+
+def _choice(source: str) -> str:
+    """As one expression, so that the choices are one automaton rather than as many items of a parser's row."""
+    try:
+        choices = read_choices(source)
+    except msgspec.DecodeError:
+        raise InvalidInput("the choice is not a list of texts") from None
+    return "|".join("".join(map(_escape, choice)) for choice in dict.fromkeys(choices))
+
+
+def _escape(character: str) -> str:
+    plain = character.isascii() and character.isalnum()
+    return character if plain else f"\\x{{{ord(character):x}}}"

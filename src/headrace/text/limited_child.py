@@ -1,0 +1,100 @@
+"""The child's side of a limited process: `python -m headrace.text.limited_child`.
+
+Owns its own confinement and the loop over jobs. Knows each kind of job only by name; holds no secret, since
+its environment and its arguments hold none.
+"""
+
+import contextlib
+import ctypes
+import math
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from headrace.core.errors import HeadraceError
+from headrace.text.limited_wire import Answer, Confinement, Job, receive_frame, send_frame
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NO_NEW_PRIVS = 38
+
+Handler = Callable[[msgspec.Raw], object]
+
+
+def confine(limits: Confinement) -> None:
+    """Bound memory, files and priority, and tie this process's life to its parent's."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if os.getppid() != limits.parent_pid:  # it died before the line above
+        sys.exit(1)
+    os.nice(limits.niceness)
+    for what, most in (
+        (resource.RLIMIT_AS, limits.memory_bytes),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),
+    ):
+        resource.setrlimit(what, (most, most))
+
+
+def allow_cpu(seconds: float) -> None:
+    """Let the kernel end this process should it compute that much longer, even if nobody is left to kill it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    most = math.ceil(time.process_time() + seconds) + 1
+    with contextlib.suppress(ValueError):  # the hard limit is lower: it holds by itself
+        resource.setrlimit(resource.RLIMIT_CPU, (most, hard))
+
+
+def answer(handlers: Mapping[str, Handler], job: Job) -> Answer:
+    try:
+        value = handlers[job.kind](job.payload)
+        return Answer(msgspec.Raw(msgspec.msgpack.encode(value)))
+    except HeadraceError as error:
+        return Answer(error=error.code, message=error.message, param=error.param)
+    except (MemoryError, RecursionError):
+        return Answer(error="invalid_request", message="needs more memory than it may use", spent=True)
+    except Exception as error:  # noqa: BLE001 - the top loop: ends exactly one job
+        return Answer(error="internal_error", message=f"failed with {type(error).__name__}", spent=True)
+
+
+def serve(channel: socket.socket, limits: Confinement) -> None:
+    # Imported here: under the limits, and before the parent starts to count a job's time.
+    from headrace.text.grammar_check import check_grammar
+    from headrace.text.renderer import Renderer
+
+    renderer = Renderer()
+    handlers: dict[str, Handler] = {
+        "render": renderer.render,
+        "describe": renderer.describe,
+        "validate": check_grammar,
+    }
+    decoder = msgspec.msgpack.Decoder(Job)
+    send_frame(channel, b"ready")
+    while (frame := receive_frame(channel, limits.max_job_bytes)) is not None:
+        job = decoder.decode(frame)
+        allow_cpu(job.cpu_s)
+        result = answer(handlers, job)
+        send_frame(channel, msgspec.msgpack.encode(result))
+        if result.spent:
+            return
+
+
+def main() -> None:
+    limits = msgspec.json.decode(sys.argv[1], type=Confinement)
+    confine(limits)
+    channel = socket.socket(fileno=os.dup(0))
+    # What a library prints or reads must not reach the channel.
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    with contextlib.suppress(ConnectionError):
+        serve(channel, limits)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What a limited process and its parent say to each other: length-prefixed msgpack over one socket.
+
+Owns the framing and the two records. Knows neither the jobs nor how a process is started.
+"""
+
+import socket
+import struct
+import time
+
+from msgspec import Raw, Struct
+
+_LENGTH = struct.Struct(">I")
+
+
+class Confinement(Struct, frozen=True):
+    """What a child may use, told to it on its command line."""
+
+    parent_pid: int
+    memory_bytes: int
+    niceness: int
+    max_job_bytes: int
+
+
+class Job(Struct, frozen=True, array_like=True):
+    kind: str
+    payload: Raw
+    cpu_s: float
+
+
+class Answer(Struct, frozen=True, array_like=True):
+    """`error` is empty or a code of `core.errors`; `spent` says that the process should not be used again."""
+
+    value: Raw = Raw(b"\xc0")
+    error: str = ""
+    message: str = ""
+    param: str | None = None
+    spent: bool = False
+
+
+def send_frame(channel: socket.socket, body: bytes) -> None:
+    channel.sendall(_LENGTH.pack(len(body)) + body)
+
+
+def receive_frame(channel: socket.socket, max_bytes: int, until_s: float | None = None) -> bytes | None:
+    """One frame, or None at the end. Raises TimeoutError past `until_s`, ValueError above `max_bytes`."""
+    header = _receive(channel, _LENGTH.size, until_s)
+    if header is None:
+        return None
+    (size,) = _LENGTH.unpack(header)
+    if size > max_bytes:
+        raise ValueError(f"a frame of {size} bytes is longer than {max_bytes}")
+    return _receive(channel, size, until_s)
+
+
+def _receive(channel: socket.socket, size: int, until_s: float | None) -> bytes | None:
+    received = bytearray()
+    while len(received) < size:
+        if until_s is not None:
+            channel.settimeout(max(until_s - time.monotonic(), 1e-6))
+        part = channel.recv(min(size - len(received), 1 << 20))
+        if not part:
+            return None
+        received += part
+    return bytes(received)
