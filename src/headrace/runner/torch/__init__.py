@@ -1,0 +1,1 @@
+"""Models on torch: the only package that imports it."""

@@ -1,0 +1,93 @@
+"""Linear layers in 8-bit integers: exact sums, then one scale per row and one per column.
+
+Every kernel gives the same bits (see `kernels`), so results depend on neither row count nor processor. The
+norm before a layer costs nothing but its factor: scaling a row does not change its integers.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace.runner.torch.kernels import LARGEST, IntegerMatrix
+from headrace.runner.torch.linear import Norm, mean_squares
+from headrace.runner.torch.planes import FEW, STEP, RowPlanes
+
+PlanesOf = Callable[[int, int], RowPlanes]
+
+_STEP = np.float32(STEP)
+
+
+def quantise(weight: Tensor, planes: int = 1) -> tuple[Tensor, Tensor]:
+    """weight [n, k] as int8 [planes * n, k], high plane first, and one scale per row [n]."""
+    scales = weight.abs().amax(1, keepdim=True).div_(LARGEST if planes == 1 else LARGEST * STEP)
+    scales.masked_fill_(scales == 0.0, 1.0)
+    whole = weight.div(scales).round_()
+    if planes == 1:
+        return whole.to(torch.int8), scales.view(-1)
+    high = whole.div(STEP).round_()
+    return torch.cat((high, whole - high * STEP)).to(torch.int8), scales.view(-1)
+
+
+class Int8Linear:
+    """`planes_of(width, planes)` finds the buffer that layers of one width share."""
+
+    def __init__(
+        self,
+        weight: Tensor,
+        *,
+        bias: Tensor | None = None,
+        norm: Norm | None = None,
+        ladder: tuple[tuple[int, str], ...],
+        planes_of: PlanesOf,
+        planes: int = 1,
+        weight_planes: int = 1,
+    ) -> None:
+        if norm is not None:
+            weight = weight * norm.weight
+        integers, self._scales = quantise(weight, weight_planes)
+        self._matrix = IntegerMatrix(integers, ladder)
+        self._planes = planes_of(weight.shape[1], planes)
+        self._scale_array = self._scales.numpy()
+        self._weight_planes = weight_planes
+        self._bias = bias
+        self._eps = None if norm is None else norm.eps
+
+    def project(self, rows: Tensor) -> Tensor:
+        integers, scales = self._planes.split(rows)
+        return self._finish(integers, scales)
+
+    def project_normed(self, rows: Tensor) -> Tensor:
+        assert self._eps is not None
+        integers, scales = self._planes.split(rows)
+        return self._finish(integers, scales.div_(mean_squares(rows, self._eps).sqrt_()))
+
+    def _finish(self, integers: Tensor, scales: Tensor) -> Tensor:
+        if scales.shape[0] <= FEW:
+            return self._finish_few(self._matrix.multiply(integers).numpy(), scales.numpy())
+        product = self._planes.join(self._matrix.multiply(integers))
+        if self._weight_planes == 2:
+            half = product.shape[1] // 2
+            product = product[:, :half].mul_(float(STEP)).add_(product[:, half:])
+        product.mul_(self._scales).mul_(scales)
+        return product if self._bias is None else product.add_(self._bias)
+
+    def _finish_few(self, parts: NDArray[np.float32], scales: NDArray[np.float32]) -> Tensor:
+        """The same operations on a few rows, by numpy."""
+        if self._planes.planes == 2:
+            high, low = parts[: len(scales)], parts[len(scales) :]
+            parts = np.add(np.multiply(high, _STEP, out=high), low, out=high)
+        if self._weight_planes == 2:
+            half = parts.shape[1] // 2
+            high, low = parts[:, :half], parts[:, half:]
+            parts = np.add(np.multiply(high, _STEP, out=high), low, out=high)
+        parts *= self._scale_array
+        parts *= scales
+        product = torch.from_numpy(parts)
+        return product if self._bias is None else product.add_(self._bias)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._matrix.size_bytes + self._scales.numel() * 4

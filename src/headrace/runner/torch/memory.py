@@ -1,0 +1,147 @@
+"""How much memory there is, what the weights and the largest step take of it, and how many KV blocks are left.
+
+Owns the arithmetic and its sentences. Reads /proc and cgroup limits; allocates nothing.
+"""
+
+import re
+from pathlib import Path
+
+from msgspec import Struct
+
+from headrace.core.errors import ModelTooLarge
+from headrace.runner.torch.attention import MAX_GATHERED
+from headrace.runner.torch.kv_cache import block_bytes
+from headrace.weights.shape import ModelShape
+
+# Of what is free; the rest is for other processes and for what the allocator does not give back.
+DEFAULT_SHARE = 0.8
+# A model that cannot hold one sequence of this length is not worth starting.
+_LEAST_CONTEXT = 2048
+_UNLIMITED = 1 << 60
+_MIB = 1 << 20
+
+
+class MemoryPlan(Struct, frozen=True):
+    """All in bytes but `blocks`. `free_bytes` was measured with the weights in place."""
+
+    free_bytes: int
+    share: float
+    weights_bytes: int
+    workspace_bytes: int
+    block_bytes: int
+    block_size: int
+    blocks: int
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.blocks * self.block_bytes
+
+    def sentences(self) -> tuple[str, ...]:
+        per_token = self.block_bytes // self.block_size
+        return (
+            f"weights take {_mib(self.weights_bytes)}; {_mib(self.free_bytes)} are free beside them",
+            f"of these {self.share:.0%} may be used, less {_mib(self.workspace_bytes)} for the largest step",
+            f"KV: {_mib(self.kv_bytes)} / {per_token} bytes per token = {self.blocks * self.block_size} tokens"
+            f" in {self.blocks} blocks of {self.block_size}",
+        )
+
+
+def workspace_bytes(shape: ModelShape, max_step_tokens: int, slots: int) -> int:
+    """What the largest step holds at once, from the sizes of its tensors: activations, logits, gathered keys and values."""
+    heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    per_token = 4 * (6 * shape.hidden_size + 6 * heads + 10 * shape.intermediate_size)
+    per_row = 4 * 6 * shape.vocab_size
+    gathered = 4 * 2 * MAX_GATHERED * shape.num_kv_heads * shape.head_dim
+    return max_step_tokens * per_token + slots * per_row + gathered
+
+
+def plan_memory(
+    shape: ModelShape,
+    *,
+    block_size: int,
+    context_len: int,
+    max_blocks: int,
+    free_bytes: int,
+    weights_bytes: int,
+    workspace_bytes: int,
+    share: float = DEFAULT_SHARE,
+) -> MemoryPlan:
+    """As many blocks as fit, at most `max_blocks`; refuses when not even one sequence would."""
+    each = block_bytes(shape, block_size)
+    usable = int(free_bytes * share) - workspace_bytes
+    blocks = min(max_blocks, max(0, usable) // each)
+    least = -(-min(_LEAST_CONTEXT, context_len) // block_size)
+    if blocks < min(least, max_blocks):
+        raise ModelTooLarge(
+            f"one sequence of {min(_LEAST_CONTEXT, context_len)} tokens needs {_mib(least * each)} of KV memory, and"
+            f" {_mib(max(0, usable))} are left beside {_mib(weights_bytes)} of weights and {_mib(workspace_bytes)}"
+            f" for a step"
+        )
+    return MemoryPlan(free_bytes, share, weights_bytes, workspace_bytes, each, block_size, blocks)
+
+
+def check_weights_fit(needed_bytes: int, free_bytes: int) -> None:
+    """Before anything is read."""
+    if needed_bytes > free_bytes:
+        raise ModelTooLarge(f"the weights take {_mib(needed_bytes)} and {_mib(free_bytes)} of memory are free")
+
+
+def free_memory_bytes(root: Path = Path("/")) -> int:
+    """What this process may still take: the system's, or its cgroup's if that is less."""
+    system = _field(root / "proc/meminfo", r"MemAvailable:\s+(\d+) kB") * 1024
+    return min([system, *_cgroup_free(root)])
+
+
+def resident_bytes(root: Path = Path("/")) -> int:
+    return _field(root / "proc/self/status", r"VmRSS:\s+(\d+) kB") * 1024
+
+
+def peak_resident_bytes(root: Path = Path("/")) -> int:
+    return _field(root / "proc/self/status", r"VmHWM:\s+(\d+) kB") * 1024
+
+
+def reset_peak(root: Path = Path("/")) -> bool:
+    """Let the peak start at what is resident now; False where the system does not allow it."""
+    try:
+        (root / "proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _cgroup_free(root: Path) -> list[int]:
+    """Limit less use of every cgroup this process is in, and of their parents."""
+    free = []
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory") and "memory" not in controllers.split(","):
+            continue
+        base = root / "sys/fs/cgroup" / ("" if controllers == "" else "memory")
+        names = ("memory.max", "memory.current") if controllers == "" else _V1_NAMES
+        folder = base / path.lstrip("/")
+        for place in (folder, *folder.parents):
+            limit, used = (_text(place / name).strip() for name in names)
+            if limit.isdigit() and used.isdigit() and int(limit) < _UNLIMITED:
+                free.append(max(0, int(limit) - int(used)))
+            if place == base:
+                break
+    return free
+
+
+_V1_NAMES = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+
+
+def _field(path: Path, pattern: str) -> int:
+    found = re.search(pattern, _text(path))
+    return int(found[1]) if found else 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _mib(count: int) -> str:
+    return f"{count / _MIB:,.0f} MiB"

@@ -1,0 +1,267 @@
+"""What this processor offers: which kernels are exact here, how fast they are, and what follows.
+
+Exactness decides what may be used and is checked against float64 with the largest numbers that can occur.
+Speed decides only among kernels that agree to the last bit, and between dtypes under `auto`.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+from headrace.core.errors import InvalidInput
+from headrace.runner.torch.attention import NARROW_SPAN, TILE, WIDE_SPAN
+from headrace.runner.torch.int4 import GROUP, Int4Linear
+from headrace.runner.torch.kernels import KERNELS, LARGEST, Kernel
+from headrace.runner.torch.linear import padded_product
+from headrace.runner.torch.packing import PLANES, Recipe, role_sizes
+from headrace.runner.torch.planes import PEAK, RowPlanes
+from headrace.weights.shape import ModelShape
+
+DTYPES = ("auto", "fp32", "int8", "int4")
+# Row counts whose speed is measured: one sequence, a few, a full table, a chunk.
+ROWS = (1, 2, 4, 8, 32, 256)
+_WEIGHED = (1, 8, 32, 256)
+_CHECKED_ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 64)
+_MIN_ROWS = (2, 4, 16, 32)
+# `auto` leaves a more faithful dtype only for one this much faster.
+_WORTH = 1.3
+_MOST = 1 << 30
+
+
+class KernelFigure(Struct, frozen=True):
+    """One kernel on one matrix of the model; microseconds by the row counts `ROWS`."""
+
+    name: str
+    exact: bool
+    micros: tuple[float, ...]
+
+
+class Choice(Struct, frozen=True):
+    """What to run, whether its rows are exact, and why, in words."""
+
+    recipe: Recipe
+    wide_attention: bool
+    row_exact: bool
+    figures: tuple[KernelFigure, ...]
+    reasons: tuple[str, ...]
+
+
+def choose(shape: ModelShape, dtype: str = "auto") -> Choice:
+    """Measures for about a second. The outcome for a given `dtype` does not depend on the clock, but for speed."""
+    if dtype not in DTYPES:
+        raise InvalidInput(f"dtype must be one of {', '.join(DTYPES)}", param="dtype")
+    with torch.inference_mode():
+        return _choose(shape, dtype)
+
+
+def _choose(shape: ModelShape, dtype: str) -> Choice:
+    torch.manual_seed(0)
+    reasons: list[str] = []
+    integer = [_measure_integer(name, shape) for name in KERNELS]
+    # The last kernel is right everywhere and takes four times the memory: it serves where nothing else does.
+    ladder = _ladder([figure for figure in integer[:-1] if figure.exact] or integer[-1:])
+    min_rows = _min_rows(shape)
+    fp32 = _measure("fp32", min_rows is not None, _fp32_run(shape, min_rows or 2), shape.hidden_size)
+    figures = [*integer, fp32]
+    int4 = _measure_int4(shape, min_rows)
+    if int4 is not None:
+        figures.append(int4)
+    refused = ", ".join(figure.name for figure in integer if not figure.exact)
+    if refused:
+        reasons.append(f"not exact on this processor, hence not used for int8: {refused}")
+    wide, attends = _attention_mode(shape)
+    if not wide:
+        reasons.append("attention is computed token by token: larger products round otherwise on this processor")
+    if dtype == "auto":
+        dtype, reason = _fastest(shape, fp32, _rung(integer, ladder), int4)
+        reasons.append(reason)
+    if dtype == "int4" and (int4 is None or not int4.exact):
+        reasons.append("the 4-bit kernel is missing or not row-exact here: int4 is served as int8")
+        dtype = "int8"
+    row_exact = attends and (dtype == "int8" or min_rows is not None)
+    if not row_exact:
+        reasons.append("rows may differ in their last bits with the size of a step")
+    recipe = Recipe(dtype, ladder, min_rows or 2)
+    return Choice(recipe, wide, row_exact, tuple(figures), tuple(reasons))
+
+
+def _measure_integer(name: str, shape: ModelShape) -> KernelFigure:
+    """Exact with the model's widest sums, timed on its largest layer matrix."""
+    try:
+        exact = all(_is_exact(name, width) for width in {shape.hidden_size, shape.intermediate_size})
+        kernel = KERNELS[name](_integers(2 * shape.intermediate_size, shape.hidden_size, LARGEST).to(torch.int8))
+        planes = RowPlanes(max(ROWS), shape.hidden_size, 1)
+        return _measure(name, exact, lambda rows: kernel.multiply(planes.split(rows)[0]), shape.hidden_size)
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return KernelFigure(name, False, ())
+
+
+def _is_exact(name: str, width: int) -> bool:
+    """Rows and weights that are all largest, all least, and random, at every row count where kernels switch."""
+    weight = _integers(48, width, LARGEST)
+    weight[0], weight[1] = LARGEST, -LARGEST
+    kernel: Kernel = KERNELS[name](weight.to(torch.int8))
+    planes = RowPlanes(max(_CHECKED_ROWS), width, 1)
+    for count in _CHECKED_ROWS:
+        rows = _integers(count, width, PEAK)
+        rows[0] = PEAK
+        rows[:, 0] = -PEAK
+        integers, _ = planes.split(rows.float())
+        truth = (integers[:, :width].double() @ weight.double().t()).float()
+        if not torch.equal(kernel.multiply(integers), truth):
+            return False
+    return True
+
+
+def _ladder(figures: Sequence[KernelFigure]) -> tuple[tuple[int, str], ...]:
+    """The fastest kernel for each row count; neighbours that agree become one rung."""
+    rungs: list[tuple[int, str]] = []
+    for index, count in enumerate(ROWS):
+        best = min(figures, key=lambda figure: figure.micros[index]).name
+        limit = _MOST if index == len(ROWS) - 1 else count
+        if rungs and rungs[-1][1] == best:
+            rungs.pop()
+        rungs.append((limit, best))
+    return tuple(rungs)
+
+
+def _rung(figures: Sequence[KernelFigure], ladder: Sequence[tuple[int, str]]) -> KernelFigure:
+    """The ladder as one kernel: the best of its rungs at every row count."""
+    used = [figure for figure in figures if figure.name in {name for _, name in ladder}]
+    return KernelFigure(
+        "int8", True, tuple(min(each) for each in zip(*(figure.micros for figure in used), strict=True))
+    )
+
+
+def _min_rows(shape: ModelShape) -> int | None:
+    """The least padding under which float32 products of the model's sizes are row-exact; None if none is."""
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    sizes = ((hidden, 2 * inner), (inner, hidden), (hidden, hidden), (hidden // GROUP or 1, hidden))
+    for min_rows in _MIN_ROWS:
+        if all(_product_is_exact(width, columns, min_rows) for width, columns in sizes):
+            return min_rows
+    return None
+
+
+def _product_is_exact(width: int, columns: int, min_rows: int) -> bool:
+    weight, rows = torch.randn(width, columns), torch.randn(300, width)
+    whole = rows @ weight
+    counts = (*_CHECKED_ROWS, 100, 128, 255)
+    return all(torch.equal(padded_product(rows[:count], weight, min_rows), whole[:count]) for count in counts)
+
+
+def _fp32_run(shape: ModelShape, min_rows: int) -> Callable[[Tensor], Tensor]:
+    weight = torch.randn(shape.hidden_size, 2 * shape.intermediate_size)
+    return lambda rows: padded_product(rows, weight, min_rows)
+
+
+def _measure_int4(shape: ModelShape, min_rows: int | None) -> KernelFigure | None:
+    hidden = shape.hidden_size
+    if hidden % GROUP:
+        return None
+    try:
+        linear = Int4Linear(
+            torch.randn(2 * shape.intermediate_size, hidden),
+            min_rows=min_rows or 2,
+            planes_of=lambda width, planes: RowPlanes(300, width, planes),
+        )
+        rows = torch.randn(max(ROWS), hidden)
+        whole = linear.project(rows)
+        counts = (*_CHECKED_ROWS, 100)
+        exact = all(torch.equal(linear.project(rows[:count]), whole[:count]) for count in counts)
+        return _measure("int4", exact, linear.project, hidden)
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return None
+
+
+def _attention_mode(shape: ModelShape) -> tuple[bool, bool]:
+    """Whether tokens may share a product, and whether what is left is exact."""
+    if _attends_alike(shape, WIDE_SPAN, wide=True):
+        return True, True
+    return False, _attends_alike(shape, NARROW_SPAN, wide=False)
+
+
+def _attends_alike(shape: ModelShape, span: int, *, wide: bool) -> bool:
+    """Single tokens against tiles and against longer reads, at the end of several lengths."""
+    heads, dim = shape.num_kv_heads, shape.head_dim
+    group = max(2, shape.num_heads // heads)
+    length = 1280 if wide else 1536
+    keys, values = torch.randn(2, 1, heads, length, dim)
+    queries = torch.randn(length, heads, group, dim)
+    for stop in (5, 31, 64, 200, 513, 700, 1100):
+        count = min(TILE, stop)
+        tokens = torch.arange(stop - count, stop)
+        alone = torch.cat([_attend(queries[i : i + 1], keys, values, int(i) + 1, span, False) for i in tokens])
+        for extra in (0, 300 if stop < 900 else 0):
+            tile = _attend(queries[tokens], keys, values, stop, span, wide, extra)
+            if not torch.equal(tile, alone):
+                return False
+    return True
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, stop: int, span: int, wide: bool, extra: int = 0) -> Tensor:
+    """queries [t, heads, group, dim] of the tokens that end at `stop`, reading `extra` positions for nothing."""
+    count, heads, group, dim = queries.shape
+    length = -(-(stop + extra) // span) * span
+    visible = torch.arange(length)[None] < torch.arange(stop - count + 1, stop + 1)[:, None]
+    mask = torch.zeros(count, length).masked_fill_(~visible, float("-inf"))
+    keys, values = keys[:, :, :length], values[:, :, :length]
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    if wide:
+        tile = queries.transpose(0, 1).reshape(1, heads, -1, dim)
+        mask = mask.repeat_interleave(group, 0)[None, None]
+        out: Tensor = kernel(tile, keys, values, 0.0, False, attn_mask=mask, scale=dim**-0.5)[0]
+        return out.view(heads, count, group, dim).transpose(0, 1)
+    keys, values = keys.expand(count, -1, -1, -1), values.expand(count, -1, -1, -1)
+    each: Tensor = kernel(queries, keys, values, 0.0, False, attn_mask=mask[:, None, None], scale=dim**-0.5)[0]
+    return each
+
+
+def _fastest(
+    shape: ModelShape, fp32: KernelFigure, integer: KernelFigure, int4: KernelFigure | None
+) -> tuple[str, str]:
+    """The most faithful dtype that is row-exact and not much slower than the fastest: fp32, int8, int4."""
+    figures = {"fp32": fp32, "int8": integer, "int4": int4}
+    costs = {
+        dtype: model_cost(shape, dtype, figure)
+        for dtype, figure in figures.items()
+        if figure is not None and figure.exact
+    }
+    quickest = min(costs.values())
+    chosen = next(dtype for dtype, cost in costs.items() if cost <= _WORTH * quickest)
+    others = ", ".join(f"{dtype} {cost / costs[chosen]:.2f}" for dtype, cost in costs.items() if dtype != chosen)
+    told = f"; times as long per token, by its kernels: {others}" if others else ""
+    return chosen, f"auto: {chosen}, the most faithful row-exact dtype of those that are not much slower{told}"
+
+
+def model_cost(shape: ModelShape, dtype: str, figure: KernelFigure) -> float:
+    """Microseconds of all products per row, summed over the weighed row counts; planes multiply the work."""
+    sizes = role_sizes(shape)
+    planes = PLANES.get(dtype, {})
+    work = 0.0
+    for role, size in sizes.items():
+        activations, weights = planes.get(role, (1, 1))
+        work += size * activations * (weights if dtype == "int8" or role == "head" else 1)
+    scale = work / (sizes["gate_up"] / shape.num_layers)
+    return sum(scale * figure.micros[ROWS.index(count)] / count for count in _WEIGHED)
+
+
+def _measure(name: str, exact: bool, run: Callable[[Tensor], Tensor], width: int) -> KernelFigure:
+    return KernelFigure(name, exact, tuple(_best_s(run, torch.randn(count, width)) * 1e6 for count in ROWS))
+
+
+def _best_s(run: Callable[[Tensor], Tensor], rows: Tensor, repeat: int = 4) -> float:
+    run(rows)
+    best_s = float("inf")
+    for _ in range(repeat):
+        started_s = time.perf_counter()
+        run(rows)
+        best_s = min(best_s, time.perf_counter() - started_s)
+    return best_s
+
+
+def _integers(rows: int, columns: int, largest: int) -> Tensor:
+    return torch.randint(-largest, largest + 1, (rows, columns))

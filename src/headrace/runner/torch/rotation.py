@@ -1,0 +1,59 @@
+"""A fixed rotation of the residual stream and of each head's values, folded into the weights.
+
+RMSNorm and dot products do not see a rotation, so the model's output stays the same; but no channel stands
+out any more, and 8 bits serve every channel alike. Knows tensors by the side they are read from, not by name.
+"""
+
+import torch
+from torch import Tensor
+
+_LARGEST_HADAMARD = 64
+
+
+class Rotation:
+    """The orthogonal matrix Q of one size as a product of small factors, so that large models fold quickly."""
+
+    def __init__(self, size: int) -> None:
+        self._factors = [_factor(width) for width in _split(size)]
+
+    def turn_inputs(self, weight: Tensor) -> Tensor:
+        """weight [n, size] -> weight Q: the layer now reads rotated rows."""
+        shape = weight.shape
+        turned = weight.reshape(-1, *(factor.shape[0] for factor in self._factors))
+        turned = turned @ self._factors[-1]
+        for axis, factor in enumerate(self._factors[:-1], start=1):
+            # One product of [width, everything else] is faster than many small ones.
+            front = torch.movedim(turned, axis, 0)
+            turned = torch.movedim((factor.t() @ front.reshape(factor.shape[0], -1)).view(front.shape), 0, axis)
+        return turned.reshape(shape).contiguous()
+
+    def turn_outputs(self, weight: Tensor) -> Tensor:
+        """weight [size, k], or a bias [size] -> Qᵀ weight: the layer now writes rotated rows."""
+        if weight.dim() == 1:
+            return self.turn_inputs(weight.view(1, -1)).view(-1)
+        return self.turn_inputs(weight.t().contiguous()).t().contiguous()
+
+
+def _split(size: int) -> list[int]:
+    """Factors of `size`: powers of two up to 64, the largest last, and before them what is left."""
+    factors = []
+    while size % 2 == 0:
+        power = 2
+        while power < _LARGEST_HADAMARD and size % (2 * power) == 0:
+            power *= 2
+        factors.append(power)
+        size //= power
+    return [*([size] if size > 1 or not factors else []), *reversed(factors)]
+
+
+def _factor(width: int) -> Tensor:
+    """Hadamard's matrix for powers of two, the cosine transform for the rest: all entries of like size."""
+    if width & (width - 1) == 0:
+        matrix = torch.ones(1, 1, dtype=torch.float64)
+        while matrix.shape[0] < width:
+            matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+        return matrix.div_(float(width) ** 0.5).float()
+    places = torch.arange(width, dtype=torch.float64)
+    matrix = torch.cos((places[:, None] + 0.5) * places * (torch.pi / width)).mul_((2.0 / width) ** 0.5)
+    matrix[:, 0] /= 2.0**0.5
+    return matrix.float()

@@ -1,0 +1,84 @@
+"""Integer kernels, planes, groups and rotations, each against plain arithmetic."""
+
+import pytest
+import torch
+
+from headrace.runner.torch.int4 import GROUP, quantise_groups
+from headrace.runner.torch.int8 import quantise
+from headrace.runner.torch.kernels import KERNELS, LARGEST, IntegerMatrix
+from headrace.runner.torch.planes import PEAK, STEP, RowPlanes
+from headrace.runner.torch.rotation import Rotation
+
+
+@pytest.mark.parametrize("width", [64, 576, 2400])
+@pytest.mark.parametrize("name", KERNELS)
+def test_sums_are_exact_up_to_the_largest(name: str, width: int) -> None:
+    torch.manual_seed(0)
+    weight = torch.randint(-LARGEST, LARGEST + 1, (40, width))
+    weight[0], weight[1] = LARGEST, -LARGEST
+    kernel = KERNELS[name](weight.to(torch.int8))
+    for count in [*range(1, 18), 33, 130]:
+        rows = torch.randint(-PEAK, PEAK + 1, (count, width))
+        rows[0] = PEAK
+        rows[:, 0] = PEAK
+        integers, _ = RowPlanes(count, width, 1).split(rows.float())
+        assert torch.equal(kernel.multiply(integers), (rows.double() @ weight.double().t()).float())
+
+
+def test_the_ladder_takes_the_first_kernel_with_room() -> None:
+    weight = torch.randint(-LARGEST, LARGEST + 1, (8, 32)).to(torch.int8)
+    matrix = IntegerMatrix(weight, ((2, "onednn"), (8, "wide")))
+    rows, _ = RowPlanes(9, 32, 1).split(torch.randn(9, 32))
+    assert torch.equal(matrix.multiply(rows)[:2], matrix.multiply(rows[:2]))
+    assert matrix.size_bytes > 8 * 32 * 4
+
+
+@pytest.mark.parametrize(("planes", "levels"), [(1, PEAK), (2, PEAK * STEP)])
+def test_planes_hold_a_row_to_half_a_level(planes: int, levels: int) -> None:
+    rows = torch.randn(5, 96) * torch.tensor([[1e-9], [1.0], [1e3], [1e9], [0.0]])
+    split = RowPlanes(8, 96, planes)
+    integers, scales = split.split(rows)
+    values = split.join(integers.clone())[:, :96] * scales
+    assert ((values - rows).abs() <= rows.abs().amax(1, keepdim=True) / levels * 0.501).all()
+
+
+def test_a_row_that_is_not_finite_is_zeros_under_a_bad_scale() -> None:
+    rows = torch.randn(3, 32)
+    rows[0, 4], rows[1, 5] = float("nan"), float("inf")
+    integers, scales = RowPlanes(3, 32, 1).split(rows)
+    assert integers.isfinite().all() and integers[:, :32].abs().max() <= PEAK
+    assert scales.isfinite().view(-1).tolist() == [False, False, True]
+
+
+def test_two_weight_planes_hold_fifteen_bits() -> None:
+    weight = torch.randn(6, 50)
+    integers, scales = quantise(weight, 2)
+    whole = integers[:6].double() * STEP + integers[6:].double()
+    assert (whole * scales[:, None] - weight).abs().max() < weight.abs().max() / 2**13
+
+
+def test_groups_return_what_four_bits_can_hold() -> None:
+    digits = torch.randint(0, 16, (4, 3, GROUP))
+    digits[..., 0], digits[..., 1] = 0, 15
+    scales = (torch.rand(4, 3, 1) + 0.5).to(torch.bfloat16).float()
+    weight = (digits * scales + torch.randn(4, 3, 1)).view(4, -1)
+    found, steps, offsets = quantise_groups(weight)
+    again = (found.view(4, 3, GROUP) - 8.0) * steps.float()[..., None] + offsets[..., None]
+    assert torch.equal(found.view(4, 3, GROUP), digits.to(torch.uint8))
+    assert (again.view(4, -1) - weight).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("size", [64, 96, 576, 7, 4096])
+def test_rotations_keep_products(size: int) -> None:
+    torch.manual_seed(1)
+    rows, weight = torch.randn(3, size), torch.randn(5, size)
+    rotation = Rotation(size)
+    turned = rotation.turn_inputs(rows) @ rotation.turn_inputs(weight).t()
+    assert (turned - rows @ weight.t()).abs().max() < 1e-2
+    assert torch.equal(rotation.turn_outputs(weight.t().contiguous()), rotation.turn_inputs(weight).t())
+
+
+def test_rotations_spread_what_stands_out() -> None:
+    spike = torch.zeros(1, 576)
+    spike[0, 100] = 24.0
+    assert Rotation(576).turn_inputs(spike).abs().max() < 2.0

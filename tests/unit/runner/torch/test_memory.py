@@ -1,0 +1,97 @@
+"""Memory: what a process may take, and how many blocks that makes."""
+
+from pathlib import Path
+
+import pytest
+
+from headrace.core.errors import ModelTooLarge
+from headrace.runner.torch.memory import MemoryPlan, check_weights_fit, free_memory_bytes, plan_memory
+from headrace.runner.torch.packing import Recipe, packed_bytes
+from tests.unit.runner.torch.model_rig import LADDER, Desk, model
+
+MIB = 1 << 20
+
+
+def machine(root: Path, cgroup: str = "", **files: str) -> Path:
+    """A system with 1,000 MiB available; `files` are named by their path with `__` for `/`."""
+    for name, text in {
+        "proc__meminfo": f"MemAvailable: {1000 * 1024} kB\n",
+        "proc__self__cgroup": cgroup,
+        **files,
+    }.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_without_limits_the_system_counts(tmp_path: Path) -> None:
+    assert free_memory_bytes(machine(tmp_path)) == 1000 * MIB
+
+
+def test_a_parent_cgroup_limits_too(tmp_path: Path) -> None:
+    limits = {
+        "sys__fs__cgroup__pod__memory.max": f"{300 * MIB}\n",
+        "sys__fs__cgroup__pod__memory.current": f"{100 * MIB}\n",
+        "sys__fs__cgroup__pod__box__memory.max": "max\n",
+        "sys__fs__cgroup__pod__box__memory.current": "5\n",
+    }
+    assert free_memory_bytes(machine(tmp_path, "0::/pod/box\n", **limits)) == 200 * MIB
+
+
+def test_the_first_version_of_cgroups(tmp_path: Path) -> None:
+    limits = {
+        "sys__fs__cgroup__memory__box__memory.limit_in_bytes": f"{400 * MIB}\n",
+        "sys__fs__cgroup__memory__box__memory.usage_in_bytes": f"{100 * MIB}\n",
+    }
+    assert free_memory_bytes(machine(tmp_path, "4:cpu:/box\n7:memory:/box\n", **limits)) == 300 * MIB
+
+
+def plan(free_bytes: int, max_blocks: int = 10**6) -> MemoryPlan:
+    return plan_memory(
+        model("llama2")[1].shape,
+        block_size=16,
+        context_len=2048,
+        max_blocks=max_blocks,
+        free_bytes=free_bytes,
+        weights_bytes=7 * MIB,
+        workspace_bytes=10 * MIB,
+        share=0.5,
+    )
+
+
+def test_blocks_are_what_is_left_of_the_share() -> None:
+    made = plan(100 * MIB)
+    # Two layers, keys and values, 64 numbers of 4 bytes.
+    assert made.block_bytes == 2 * 2 * 64 * 4 * 16
+    assert made.blocks == 40 * MIB // made.block_bytes
+    assert f"{made.blocks * 16} tokens" in made.sentences()[-1]
+
+
+def test_no_more_blocks_than_asked_for() -> None:
+    assert plan(100 * MIB, max_blocks=33).blocks == 33
+
+
+def test_too_little_for_one_sequence() -> None:
+    with pytest.raises(ModelTooLarge, match="one sequence of 2048 tokens needs 2 MiB of KV memory, and 0 MiB are left"):
+        plan(20 * MIB)
+
+
+def test_weights_that_do_not_fit() -> None:
+    with pytest.raises(ModelTooLarge, match="the weights take 20 MiB and 10 MiB of memory are free"):
+        check_weights_fit(20 * MIB, 10 * MIB)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "int8", "int4"])
+def test_packed_size_is_foretold(dtype: str) -> None:
+    _, checkpoint = model("mistral")
+    recipe = Recipe(dtype, LADDER)
+    runner = Desk(checkpoint, recipe, slots=2, blocks=8).runner
+    assert 0.5 < packed_bytes(checkpoint.shape, recipe) / runner.weights_bytes < 1.5
+
+
+def test_fitted_runner_takes_the_blocks_it_was_allowed() -> None:
+    _, checkpoint = model("llama2")
+    runner = Desk(checkpoint, Recipe("int8"), slots=2, blocks=300).runner
+    made = runner.fit()
+    assert made.blocks == runner.config.blocks == 300

@@ -1,0 +1,78 @@
+"""The probe: what it allows follows from exactness, not from the clock."""
+
+import pytest
+
+from headrace.core.errors import InvalidInput
+from headrace.runner.torch import probe
+from headrace.runner.torch.kernels import KERNELS, OneDnnKernel
+from headrace.runner.torch.probe import Choice, KernelFigure, choose
+from tests.unit.runner.torch.model_rig import model
+
+SHAPE = model("llama3")[1].shape
+
+
+def test_every_dtype_asked_for_is_given_or_explained() -> None:
+    for dtype in ("fp32", "int8", "int4"):
+        made = choose(SHAPE, dtype)
+        assert made.recipe.dtype == dtype or made.reasons
+        assert made.recipe.ladder[-1][0] >= 1 << 20
+
+
+def test_int8_is_row_exact_wherever_attention_is() -> None:
+    made = choose(SHAPE, "int8")
+    assert made.row_exact
+    assert {"onednn", "wide", "fp32"} <= {figure.name for figure in made.figures}
+
+
+def test_a_kernel_that_is_wrong_once_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Saturating(OneDnnKernel):
+        def multiply(self, rows):  # type: ignore[no-untyped-def]
+            return super().multiply(rows).clamp_(-1e6, 1e6)
+
+    monkeypatch.setitem(KERNELS, "onednn", Saturating)
+    made = choose(SHAPE, "int8")
+    assert "onednn" not in {name for _, name in made.recipe.ladder}
+    assert any("onednn" in reason for reason in made.reasons)
+
+
+def test_without_any_fast_kernel_the_wide_one_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(weight: object) -> OneDnnKernel:
+        raise RuntimeError("no such engine")
+
+    monkeypatch.setitem(KERNELS, "onednn", missing)
+    assert choose(SHAPE, "int8").recipe.ladder == ((1 << 30, "wide"),)
+
+
+def test_int4_without_its_kernel_is_served_as_int8(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_measure_int4", lambda *_: None)
+    made = choose(SHAPE, "int4")
+    assert made.recipe.dtype == "int8" and any("int4 is served as int8" in reason for reason in made.reasons)
+
+
+def figures_of(**micros: float) -> dict[str, KernelFigure]:
+    return {name: KernelFigure(name, True, (value,) * 6) for name, value in micros.items()}
+
+
+@pytest.mark.parametrize(
+    ("fp32", "int8", "int4", "chosen"),
+    [(100.0, 100.0, 100.0, "fp32"), (1000.0, 100.0, 300.0, "int8"), (1000.0, 300.0, 50.0, "int4")],
+)
+def test_auto_leaves_a_more_faithful_dtype_only_for_a_much_faster_one(
+    monkeypatch: pytest.MonkeyPatch, fp32: float, int8: float, int4: float, chosen: str
+) -> None:
+    measured = figures_of(fp32=fp32, onednn=int8, wide=1e9, int4=int4)
+    monkeypatch.setattr(probe, "_measure", lambda name, exact, *_: measured[name])
+    monkeypatch.setattr(probe, "_measure_integer", lambda name, _: measured[name])
+    monkeypatch.setattr(probe, "_measure_int4", lambda *_: measured["int4"])
+    made: Choice = choose(SHAPE)
+    assert made.recipe.dtype == chosen and made.reasons[-1].startswith(f"auto: {chosen}")
+
+
+def test_auto_takes_nothing_whose_rows_depend_on_their_company(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_min_rows", lambda _: None)
+    assert choose(SHAPE).recipe.dtype != "fp32"
+
+
+def test_an_unknown_dtype_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="dtype must be one of auto, fp32, int8, int4"):
+        choose(SHAPE, "bf16")

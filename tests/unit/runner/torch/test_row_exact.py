@@ -1,0 +1,125 @@
+"""A row's logits are the same bits whatever runs beside it, however it was cut, wherever its memory came from.
+
+Free memory is NaN throughout: `Desk` runs under poison.
+"""
+
+import pytest
+import torch
+
+from headrace.runner.torch.packing import Recipe
+from tests.unit.runner.torch.model_rig import LADDER, WIDE, Desk, TensorCheckpoint, ids, model, same_bits
+
+RECIPES = {
+    "int8": Recipe("int8", LADDER),
+    "int8 wide": Recipe("int8", WIDE),
+    "int4": Recipe("int4", LADDER),
+    "fp32": Recipe("fp32"),
+}
+PROMPT = ids(530)
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> TensorCheckpoint:
+    """Id 151 is a thousand times larger than any other."""
+    _, made = model("llama3")
+    made.state["model.embed_tokens.weight"][151] *= 1000.0
+    return made
+
+
+@pytest.fixture(scope="module", params=list(RECIPES.values()), ids=list(RECIPES))
+def desk(request: pytest.FixtureRequest, checkpoint: TensorCheckpoint) -> Desk:
+    return Desk(checkpoint, request.param)
+
+
+@pytest.fixture(scope="module")
+def alone(desk: Desk) -> tuple[list[int], list[torch.Tensor]]:
+    """The truth: the sequence by itself, its prompt in one chunk."""
+    return _alone(desk)
+
+
+def _alone(desk: Desk) -> tuple[list[int], list[torch.Tensor]]:
+    desk.begin(0, PROMPT)
+    tokens = desk.generate(0, 5)
+    desk.end(0)
+    return tokens, desk.logits[0]
+
+
+@pytest.mark.parametrize("chunk", [16, 17, 33, 64, 100, 256, 511, 512])
+def test_chunks(desk: Desk, alone: tuple[list[int], list[torch.Tensor]], chunk: int) -> None:
+    desk.begin(0, PROMPT)
+    assert desk.generate(0, 5, chunk) == alone[0]
+    desk.end(0)
+    assert same_bits(desk.logits[0], alone[1])
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7])
+def test_small_chunks(desk: Desk, alone: tuple[list[int], list[torch.Tensor]], chunk: int) -> None:
+    """The first 496 ids at once, the rest in crumbs."""
+    desk.begin(0, PROMPT)
+    desk.advance({0: 496})
+    assert desk.generate(0, 5, chunk) == alone[0]
+    desk.end(0)
+    assert same_bits(desk.logits[0], alone[1])
+
+
+@pytest.mark.parametrize("neighbours", [1, 2, 3, 7, 8, 15, 16, 31])
+def test_neighbours(desk: Desk, alone: tuple[list[int], list[torch.Tensor]], neighbours: int) -> None:
+    desk.begin(0, PROMPT)
+    for slot in range(1, neighbours + 1):
+        desk.begin(slot, (151, *ids(5 + 23 * slot % 60, seed=slot)))
+    everyone = dict.fromkeys(range(neighbours + 1), 1000)
+    for _ in range(5):
+        desk.advance(everyone)
+    for slot in everyone:
+        desk.end(slot)
+    assert same_bits(desk.logits[0], alone[1])
+
+
+def test_neighbours_in_prefill(desk: Desk, alone: tuple[list[int], list[torch.Tensor]]) -> None:
+    desk.begin(0, PROMPT)
+    desk.begin(1, (151, *ids(700, seed=1)))
+    desk.prefill(0)
+    for _ in range(4):
+        desk.advance({1: 97, 0: 1})
+    desk.end(0)
+    desk.end(1)
+    assert same_bits(desk.logits[0], alone[1])
+
+
+def test_cached_prefix(desk: Desk, alone: tuple[list[int], list[torch.Tensor]]) -> None:
+    desk.begin(1, PROMPT[:330])
+    desk.prefill(1, 77)
+    shared = desk.blocks[1][:20]
+    desk.begin(0, PROMPT, shared=shared)
+    assert desk.generate(0, 5, 100) == alone[0]
+    desk.end(1, keep=20)
+    desk.end(0)
+    assert same_bits(desk.logits[0], alone[1])
+
+
+def test_preempted_and_replayed(desk: Desk, alone: tuple[list[int], list[torch.Tensor]]) -> None:
+    desk.begin(0, PROMPT)
+    tokens = desk.generate(0, 2)
+    desk.end(0)
+    desk.begin(2, (*PROMPT, *tokens), num_prompt=len(PROMPT))
+    assert desk.generate(2, 3, 50) == alone[0][2:]
+    desk.end(2)
+    assert same_bits(desk.logits[2], alone[1][2:])
+
+
+def test_narrow_attention(checkpoint: TensorCheckpoint) -> None:
+    desk = Desk(checkpoint, RECIPES["int8"], wide=False)
+    _, logits = _alone(desk)
+    desk.begin(1, (151, *ids(40)))
+    desk.begin(0, PROMPT)
+    desk.advance({0: 333, 1: 100})
+    desk.advance({0: 333, 1: 1})
+    for _ in range(4):
+        desk.advance({0: 1, 1: 1})
+    assert same_bits(desk.logits[0], logits)
+
+
+def test_integer_kernels_agree(checkpoint: TensorCheckpoint) -> None:
+    """The ladder may follow the clock because it moves no bit."""
+    several, single = (_alone(Desk(checkpoint, RECIPES[name])) for name in ("int8", "int8 wide"))
+    assert same_bits(several[1], single[1])

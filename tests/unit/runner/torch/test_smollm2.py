@@ -1,0 +1,60 @@
+"""The default model: the same logits as transformers on the same weights, and the same bits however it runs."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from headrace.runner.torch.packing import Recipe
+from headrace.weights.checkpoint import open_checkpoint
+from tests.unit.runner.torch.model_rig import LADDER, Desk, TensorCheckpoint, same_bits
+
+PROMPT = tuple(range(900, 980))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(smollm2_path: Path) -> TensorCheckpoint:
+    opened = open_checkpoint(smollm2_path)
+    tensors = {name: torch.from_numpy(array) for name, array in opened.tensors()}
+    return TensorCheckpoint(opened.shape, tensors)
+
+
+def test_fp32_logits_are_those_of_transformers(checkpoint: TensorCheckpoint) -> None:
+    shape = checkpoint.shape
+    config = LlamaConfig(
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        vocab_size=shape.vocab_size,
+        max_position_embeddings=shape.context_len,
+        rms_norm_eps=shape.rms_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        tie_word_embeddings=True,
+    )
+    network = LlamaForCausalLM(config).eval()  # type: ignore[no-untyped-call]
+    state = {**checkpoint.state, "lm_head.weight": checkpoint.state["model.embed_tokens.weight"]}
+    network.load_state_dict(state)
+    desk = Desk(checkpoint, Recipe("fp32"), slots=2, blocks=32)
+    desk.begin(0, PROMPT)
+    tokens = desk.generate(0, 2, chunk=50)
+    with torch.inference_mode():
+        truth = network(torch.tensor([[*PROMPT, tokens[0]]])).logits[0, len(PROMPT) - 1 :]
+    assert (torch.stack(desk.logits[0]) - truth).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_quantised_rows_are_exact(checkpoint: TensorCheckpoint, dtype: str) -> None:
+    desk = Desk(checkpoint, Recipe(dtype, LADDER), slots=8, blocks=64)
+    desk.begin(0, PROMPT)
+    desk.generate(0, 3)
+    for slot in range(1, 8):
+        desk.begin(slot, PROMPT[-3 * slot :])
+    desk.begin(1, PROMPT)
+    desk.advance({1: 33, 2: 100, 3: 100})
+    desk.advance({1: 100, 2: 1, 4: 5, 5: 5})
+    desk.advance({1: 1, 2: 1, 3: 1, 6: 9})
+    desk.advance({1: 1, 7: 5})
+    assert same_bits(desk.logits[1], desk.logits[0])
