@@ -6,6 +6,7 @@ push out what was learned from another: without excitation a coefficient stays w
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,14 +127,29 @@ class CostModel:
     def _fit(self) -> None:
         age = self._num_observed - self._seen_at
         weights = np.maximum(np.exp2(age / -_HALF_LIFE_STEPS), _LEAST_WEIGHT) * (self._seen_at >= 0.0)
-        weighted = self._features * weights[:, None]
-        gram = self._features.T @ weighted
-        moment = weighted.sum(axis=0)
-        # Scale-free ridge: each coefficient is pulled to its profile by a fixed share of what was seen of it.
-        largest = self._features.max(axis=0)
-        pull = _PROFILE_WEIGHT * np.where(largest > 0.0, largest, 1.0) ** 2
-        coefficients = _solve_non_negative(gram + np.diag(pull), moment + pull * self._profile)
+        coefficients = _regress(self._features, weights, self._profile)
         self.c0_s, self.c_in_s, self.c_out_s, self.c_kv_s, self.c_att_s = coefficients.tolist()
+
+
+def fit_profile(seen: Sequence[tuple[Work, float]], prior: CostProfile) -> CostProfile:
+    """The profile that explains these steps; what they do not excite stays as in `prior`."""
+    works = np.array([(1, w.prefill_tokens, w.decode_rows, w.kv_tokens, w.attended) for w, _ in seen], np.float64)
+    seconds = np.array([max(elapsed_s, 1e-9) for _, elapsed_s in seen])
+    coefficients = _regress(works / seconds[:, None], np.ones(len(seen)), np.array(prior.coefficients()))
+    return CostProfile(*coefficients.tolist())
+
+
+def _regress(
+    features: NDArray[np.float64], weights: NDArray[np.float64], profile: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Coefficients by which every row of `features`, scaled by its time, comes to one."""
+    weighted = features * weights[:, None]
+    gram = features.T @ weighted
+    moment = weighted.sum(axis=0)
+    # Scale-free ridge: each coefficient is pulled to its profile by a fixed share of what was seen of it.
+    largest = features.max(axis=0)
+    pull = _PROFILE_WEIGHT * np.where(largest > 0.0, largest, 1.0) ** 2
+    return _solve_non_negative(gram + np.diag(pull), moment + pull * profile)
 
 
 def _solve_non_negative(gram: NDArray[np.float64], moment: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,0 +1,241 @@
+"""Generation inside this process: asks in, spoken deltas out, the engine turned by the caller.
+
+Owns the sequences it submitted and their text. One thread, no socket: the same engine loop that a worker
+runs, for commands and measurements.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from headrace.core.errors import HeadraceError, InvalidInput
+from headrace.core.event import Ended, Outcome, StepFrame
+from headrace.core.hashing import chain_blocks, chain_root
+from headrace.core.plan import Scores
+from headrace.core.ports import Clock
+from headrace.core.request import Request, SamplingParams, Tier
+from headrace.engine.loop import Engine
+from headrace.serving.ask import Ask, check_ask, sampling_of
+from headrace.serving.choice import Choice
+from headrace.text.grammar import Grammar, GrammarDesk
+from headrace.text.matchers import Matchers
+from headrace.text.template import ChatTemplate, Conversation
+from headrace.text.tokenizer import Tokenizer
+
+# Local work is patient: it is queued, never refused for its wait.
+_PATIENCE_S = 1e6
+
+
+class Prepared(Struct, frozen=True):
+    """An ask as the engine will see it."""
+
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    stops: tuple[str, ...]
+    max_tokens: int | None
+    n: int
+    grammar: Grammar | None = None
+    continues: bool = False
+
+
+class Spoken(Struct, frozen=True):
+    """What one choice of one ask had to say in a step. `ended` comes with its last words."""
+
+    key: int
+    choice: int
+    text: str
+    ids: tuple[int, ...] = ()
+    scores: Scores | None = None
+    ended: Ended | None = None
+    finish_reason: str | None = None
+
+
+@dataclass(slots=True)
+class _Stream:
+    key: int
+    index: int
+    choice: Choice
+
+
+class LocalService:
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        *,
+        clock: Clock,
+        version: str,
+        block_size: int,
+        eos_ids: Sequence[int],
+        template: ChatTemplate | None,
+        desk: GrammarDesk,
+        matchers: Matchers,
+        seeds: Callable[[], int] = lambda: secrets.randbits(63),
+    ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._root = chain_root(salt=b"local", version=version)
+        self._block_size = block_size
+        self._eos_ids = tuple(eos_ids)
+        self._template = template
+        self._desk = desk
+        self._matchers = matchers
+        self._seeds = seeds
+        self._streams: dict[int, _Stream] = {}
+
+    @property
+    def num_open(self) -> int:
+        """Choices that have not ended."""
+        return len(self._streams)
+
+    def prepare(self, ask: Ask) -> Prepared:
+        """Render, tokenise and check. Raises what is wrong with the ask; nothing is kept."""
+        check_ask(ask)
+        grammar = grammar_of(ask)
+        if grammar is not None:
+            self._desk.check_sync(grammar)
+        # Refuses bad stop strings before anything runs.
+        Choice(self._tokenizer.table, ask.stops)
+        return Prepared(
+            prompt_ids=tuple(self._prompt_ids(ask)),
+            sampling=sampling_of(ask, seed=self._seeds(), masked=grammar is not None),
+            stops=tuple(ask.stops),
+            max_tokens=ask.max_tokens,
+            n=ask.n,
+            grammar=grammar,
+            continues=ask.raw is not None or ask.ids is not None,
+        )
+
+    def submit(self, key: int, prepared: Prepared) -> None:
+        """Start every choice of an ask under the caller's `key`. Refused as a whole or accepted as a whole."""
+        started: list[int] = []
+        try:
+            for index in range(prepared.n):
+                started.append(self._submit_choice(key, index, prepared))
+        except HeadraceError:
+            for number in started:
+                self._drop(number)
+            raise
+
+    def turn(self) -> list[Spoken]:
+        """One turn of the engine, as text."""
+        now_s = self._clock.now_s()
+        return self._speak(self._engine.turn(now_s))
+
+    def _submit_choice(self, key: int, index: int, prepared: Prepared) -> int:
+        request = Request(
+            request_id=f"{key}.{index}",
+            tenant="local",
+            prompt_ids=prepared.prompt_ids,
+            max_tokens=prepared.max_tokens,
+            sampling=prepared.sampling,
+            choice=index,
+            tier=Tier.BATCH,
+            ttft_target_s=_PATIENCE_S,
+            queue_timeout_s=_PATIENCE_S,
+            prefix_root=self._root,
+            block_hashes=chain_blocks(self._root, prepared.prompt_ids, self._block_size),
+        )
+        number = self._engine.submit(request, self._clock.now_s())
+        if prepared.grammar is not None:
+            self._add_matcher(number, prepared.grammar)
+        ends = (*prepared.sampling.stop_ids, *(() if prepared.sampling.ignore_eos else self._eos_ids))
+        choice = Choice(self._tokenizer.table, prepared.stops, ends=ends, continues=prepared.continues)
+        self._streams[number] = _Stream(key, index, choice)
+        return number
+
+    def _add_matcher(self, number: int, grammar: Grammar) -> None:
+        try:
+            self._matchers.add(number, grammar).result()
+        except HeadraceError:
+            self._drop(number)
+            raise
+
+    def _drop(self, number: int) -> None:
+        self._streams.pop(number, None)
+        self._matchers.remove(number)
+        self._engine.abort(number, self._clock.now_s())
+
+    def _prompt_ids(self, ask: Ask) -> list[int]:
+        if ask.ids is not None:
+            return ask.ids
+        if ask.raw is not None:
+            return self._tokenizer.encode_parts(self._tokenizer.frame(ask.raw))
+        if self._template is None:
+            raise InvalidInput("this model has no chat template: give raw text", param="prompt")
+        messages = ask.messages if ask.messages is not None else [{"role": "user", "content": ask.prompt}]
+        pieces = self._template.render_sync(Conversation(messages=messages, tools=ask.tools))
+        before = self._tokenizer.before
+        framed = pieces if tuple(pieces[: len(before)]) == tuple(before) else [*before, *pieces]
+        return self._tokenizer.encode_parts(framed)
+
+    def _speak(self, frame: StepFrame) -> list[Spoken]:
+        ended = {event.number: event for event in frame.ended}
+        scores = _by_owner(frame.scores)
+        spoken: list[Spoken] = []
+        for number, token in zip(frame.numbers.tolist(), frame.tokens.tolist(), strict=True):
+            stream = self._streams.get(number)
+            if stream is None:
+                continue
+            text = stream.choice.push((token,))
+            end = ended.pop(number, None)
+            if end is None and stream.choice.stopped:
+                # The end comes with the next turn's events.
+                self._engine.abort(number, self._clock.now_s(), used_tokens=stream.choice.num_tokens)
+            spoken.append(self._said(number, stream, text, (token,), scores.pop(number, None), end))
+        for number, score in scores.items():
+            if number in self._streams and number not in ended:
+                spoken.append(self._said(number, self._streams[number], "", (), score, None))
+        for number, end in ended.items():
+            stream = self._streams.get(number)
+            if stream is not None:
+                spoken.append(self._said(number, stream, "", (), scores.get(number), end))
+        return spoken
+
+    def _said(
+        self,
+        number: int,
+        stream: _Stream,
+        text: str,
+        ids: tuple[int, ...],
+        scores: Scores | None,
+        ended: Ended | None,
+    ) -> Spoken:
+        if ended is None:
+            return Spoken(stream.key, stream.index, text, ids, scores)
+        del self._streams[number]
+        self._matchers.remove(number)
+        reason = "stop" if stream.choice.stopped else ended.reason
+        if ended.outcome is Outcome.FAILED:
+            reason = "error"
+        return Spoken(stream.key, stream.index, text + stream.choice.finish(), ids, scores, ended, reason)
+
+
+def grammar_of(ask: Ask) -> Grammar | None:
+    """What constrains the reply; InvalidInput when several things do."""
+    found: list[tuple[str, Grammar]] = []
+    if ask.json_schema is not None:
+        found.append(("json_schema", Grammar.json_schema(ask.json_schema)))
+    if ask.json_object:
+        found.append(("json_object", Grammar("json_object")))
+    if ask.regex is not None:
+        found.append(("regex", Grammar("regex", ask.regex)))
+    if ask.choices is not None:
+        found.append(("choices", Grammar.choice(ask.choices)))
+    if len(found) > 1:
+        raise InvalidInput(f"{found[0][0]} and {found[1][0]} cannot both shape the reply", param=found[1][0])
+    return found[0][1] if found else None
+
+
+def _by_owner(scores: Scores | None) -> dict[int, Scores]:
+    """The scores of each sequence."""
+    if scores is None:
+        return {}
+    found: dict[int, Scores] = {}
+    for owner in set(scores.owners.tolist()):
+        entries = (scores.owners == owner).nonzero()[0]
+        found[owner] = scores.take(entries, scores.owners[entries])
+    return found

@@ -1,0 +1,45 @@
+"""Asks that contradict themselves are refused by the field; the rest reaches the sampler as it was said."""
+
+import pytest
+
+from headrace.core.errors import InvalidInput
+from headrace.core.request import SamplingParams
+from headrace.serving.ask import Ask, check_ask, sampling_of
+from headrace.serving.local import grammar_of
+
+
+@pytest.mark.parametrize(
+    ("ask", "param"),
+    [
+        (Ask(), "prompt"),
+        (Ask(prompt="a", raw="b"), "raw"),
+        (Ask(messages=[], ids=[1]), "ids"),
+        (Ask(prompt="a", n=0), "n"),
+        (Ask(prompt="a", n=129), "n"),
+        (Ask(raw="a", tools=[{"type": "function"}]), "tools"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(ask: Ask, param: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_ask(ask)
+    assert caught.value.param == param
+
+
+def test_sampling_is_as_asked_and_a_missing_seed_is_filled_in() -> None:
+    ask = Ask(raw="a", temperature=0.5, top_k=7, logit_bias={"3": -1.0}, stop_ids=[4], logprobs=2)
+    expected = SamplingParams(temperature=0.5, top_k=7, logit_bias=((3, -1.0),), stop_ids=(4,), logprobs=2, seed=11)
+    assert sampling_of(ask, seed=11, masked=False) == expected
+    assert sampling_of(Ask(raw="a", seed=5), seed=11, masked=True).seed == 5
+
+
+def test_biases_are_by_token_id() -> None:
+    with pytest.raises(InvalidInput, match="logit_bias"):
+        sampling_of(Ask(raw="a", logit_bias={"the": 1.0}), seed=0, masked=False)
+
+
+def test_one_thing_shapes_a_reply() -> None:
+    assert grammar_of(Ask(raw="a")) is None
+    grammar = grammar_of(Ask(raw="a", choices=["yes", "no"]))
+    assert grammar is not None and grammar.kind == "choice"
+    with pytest.raises(InvalidInput, match="cannot both"):
+        grammar_of(Ask(raw="a", regex="a+", json_object=True))
