@@ -1,4 +1,4 @@
-"""`headrace bench`: flags, tables and files of the two benchmarks. What is measured lives elsewhere.
+"""`headrace bench`: flags, tables and files of the benchmarks. What is measured lives elsewhere.
 
 The measuring modules are imported when a benchmark runs, so that help is quick.
 """
@@ -16,6 +16,7 @@ from headrace.core.errors import InvalidInput
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from headrace.cli.engine_bench import EngineFigures
     from headrace.cli.step_cost import SchedulerReport, StepCost
     from headrace.sim.batching_report import BatchingReport, Figures, Load, Setting
 
@@ -109,6 +110,65 @@ def scheduler(
         print_json(report)
     else:
         _print_scheduler(report)
+
+
+@bench.command()
+def engine(
+    load: Annotated[
+        list[str] | None,
+        typer.Option(help="A name or REQUESTS:PROMPT:OUTPUT, lengths as N or LOW-HIGH; may be given again."),
+    ] = None,
+    model: Annotated[str, typer.Option("--model", "-m", help="A pulled model, a .gguf file or a folder.")] = "default",
+    dtype: Annotated[str, typer.Option(help="auto, fp32, int8 or int4.")] = "auto",
+    slots: Annotated[int, typer.Option(min=1, max=4096, help="Sequences that run at once.")] = 32,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Random prompts through engine and model: tokens/s, latencies, and where a step's time goes.
+
+    All requests are there at the start, greedy, and run to their full length. Names: prefill, decode1, decode8,
+    decode16, decode32, single, batch64, batch256, mixed256.
+    """
+    from headrace.cli.engine_bench import parse_load, run_load
+    from headrace.cli.local import open_local
+    from headrace.worker.assembly import LoadSettings
+
+    loads = [parse_load(text) for text in load or ("prefill", "decode1", "decode8", "decode16", "decode32")]
+    results = []
+    with open_local(model, LoadSettings(dtype=dtype, slots=slots)) as local:
+        for each in loads:
+            note(f"{each.name}: {each.requests} requests")
+            results.append(run_load(local, each, seed))
+        about = local.describe()
+    if as_json:
+        print_json({"model": about, "loads": results})
+    else:
+        _print_engine(results, f"{about['name']}, {about['dtype']}, ready after {about['ready_s']:.1f} s")
+
+
+def _print_engine(results: list[EngineFigures], title: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    names = ("output tokens/s", "all tokens/s", "TTFT p50", "p99", "ITL p50", "p99", "plan", "launch", "sample", "emit")
+    table.add_column("load")
+    for name in names:
+        table.add_column(name, justify="right")
+    for each in results:
+        itl = ("–", "–") if each.itl_s is None else (_ms(each.itl_s.p50), _ms(each.itl_s.p99))
+        split = each.split
+        parts = (split.plan_s, split.launch_s + split.wait_s, split.sample_s, split.emit_s)
+        speeds = (f"{each.output_tokens_per_s:,.1f}", f"{each.total_tokens_per_s:,.1f}")
+        shares = (_ms(part / max(1, each.steps)) for part in parts)
+        table.add_row(each.load.name, *speeds, _ms(each.ttft_s.p50), _ms(each.ttft_s.p99), *itl, *shares)
+    console = Console()
+    console.print(table)
+    console.print("plan to emit: milliseconds of a mean step; launch has the forward pass and the wait for it.")
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f} ms"
 
 
 def _check_fits(setting: Setting) -> None:

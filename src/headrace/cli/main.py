@@ -28,11 +28,13 @@ class Subcommand(NamedTuple):
 _MOST_LETTERS = 500
 
 SUBCOMMANDS = {
+    "generate": Subcommand("headrace.cli.generate", "generate", "Generate with a local model, one prompt or a file."),
     "models": Subcommand("headrace.cli.models", "models", "Pull, list and inspect models."),
     "serve": Subcommand("headrace.cli.serve", "serve", "Start the product (today: the simulator's demonstration)."),
     "simulate": Subcommand("headrace.cli.simulate", "simulate", "Run a scenario under the virtual clock."),
     "plan": Subcommand("headrace.cli.plan", "plan", "Turn a profile and a load into replicas, cost and headroom."),
-    "bench": Subcommand("headrace.cli.bench", "bench", "Measure batching and the scheduler."),
+    "doctor": Subcommand("headrace.cli.doctor", "doctor", "What this machine has, and what is chosen for it."),
+    "bench": Subcommand("headrace.cli.bench", "bench", "Measure batching, the scheduler and the engine."),
 }
 
 

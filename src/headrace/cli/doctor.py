@@ -1,0 +1,160 @@
+"""`headrace doctor`: what this machine has, which kernels and dtypes are chosen on it, and why.
+
+Owns what is asked of the system and how it is shown. The choice itself is the runner's probe.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any
+
+import typer
+
+from headrace import __version__
+from headrace.cli.console import as_text, print_json
+from headrace.cli.models import data_folder, model_store
+
+_PACKAGES = ("torch", "numpy", "tokenizers", "llguidance", "gguf", "msgspec")
+
+
+def doctor(
+    model: Annotated[str, typer.Option("--model", "-m", help="Whose sizes the kernels are tried at.")] = "default",
+    dtype: Annotated[str, typer.Option(help="auto, fp32, int8 or int4.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
+) -> None:
+    """Say what this machine has and what Headrace makes of it. Loads no weights; takes a few seconds."""
+    from headrace.cli.local import share_cores
+
+    share_cores()
+    findings = {"machine": _machine(), "software": _software(), "models": _models(), "kernels": _kernels(model, dtype)}
+    if as_json:
+        print_json(findings)
+        return
+    for title, section in findings.items():
+        print(title)
+        for name, value in section.items():
+            for line in value if isinstance(value, list) else [value]:
+                print(f"  {name:<14} {line}")
+
+
+def _machine() -> dict[str, Any]:
+    from headrace.runner.torch.memory import free_memory_bytes
+
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "processor": f"{platform.machine()}, {_processor_name()}",
+        "cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}",
+        "instructions": ", ".join(_instructions()) or "unknown",
+        "memory": f"{total / 2**30:.1f} GiB, {free_memory_bytes() / 2**30:.1f} GiB free to this process",
+        "disk": f"{shutil.disk_usage(_existing(data_folder())).free / 2**30:.1f} GiB free for models",
+        "gpu": _gpu(),
+    }
+
+
+def _software() -> dict[str, Any]:
+    import torch
+
+    found: dict[str, Any] = {"headrace": __version__, "python": sys.version.split()[0]}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "missing"
+    found["torch threads"] = torch.get_num_threads()
+    found["torch cpu"] = torch.backends.cpu.get_cpu_capability()
+    return found
+
+
+def _models() -> dict[str, Any]:
+    store = model_store()
+    pulled = {manifest.name: as_text(store.resolve(manifest.name)) for manifest in store.models()}
+    return {"folder": as_text(store.folder), **(pulled or {"pulled": "none yet: headrace models pull default"})}
+
+
+def _kernels(model: str, dtype: str) -> dict[str, Any]:
+    from headrace.runner.torch.probe import ROWS, choose
+    from headrace.weights.checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint(model_store().resolve(model))
+    try:
+        choice = choose(checkpoint.shape, dtype)
+    finally:
+        checkpoint.close()
+    exact = (
+        "rows are exact: alone or in any batch, the same bits" if choice.row_exact else "rows may differ in last bits"
+    )
+    ladder = ", ".join(
+        f"{name} up to {limit} rows" if limit < 1 << 30 else name for limit, name in choice.recipe.ladder
+    )
+    return {
+        "chosen": f"{choice.recipe.dtype}; {exact}",
+        "integer kernels": ladder,
+        "attention": "tokens share products" if choice.wide_attention else "token by token",
+        "because": list(choice.reasons) or "it was asked for",
+        **{
+            figure.name: f"{'exact' if figure.exact else 'not exact'}; "
+            + (
+                ", ".join(f"{micros:,.0f} µs at {rows}" for rows, micros in zip(ROWS, figure.micros, strict=True))
+                or "absent"
+            )
+            for figure in choice.figures
+            if figure.micros or not figure.exact
+        },
+    }
+
+
+def _gpu() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "none that torch can use"
+    return ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+
+
+def _processor_name() -> str:
+    for line in _cpuinfo():
+        name, _, value = line.partition(":")
+        if name.strip() in ("model name", "Model"):
+            return value.strip()
+    return platform.processor() or "name unknown"
+
+
+def _instructions() -> list[str]:
+    """Of all that the processor lists, what our kernels could care about."""
+    wanted = (
+        "asimd",
+        "asimddp",
+        "i8mm",
+        "bf16",
+        "sve",
+        "sve2",
+        "avx2",
+        "avx512f",
+        "avx512_vnni",
+        "avx_vnni",
+        "amx_int8",
+    )
+    for line in _cpuinfo():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            flags = set(value.split())
+            return [word for word in wanted if word in flags]
+    return []
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            return file.read().splitlines()
+    except OSError:
+        return []
+
+
+def _existing(folder: Any) -> Any:
+    while not folder.exists():
+        folder = folder.parent
+    return folder

@@ -1,0 +1,120 @@
+"""A model in this process, ready to generate: found or fetched, loaded into what memory there is, and timed.
+
+The composition root of every command that needs a model without a service. Owns what must be closed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headrace.cli.console import as_text, note
+from headrace.cli.models import find_or_fetch, progress_bar
+from headrace.core.clock import SystemClock
+from headrace.core.config import EngineConfig
+from headrace.engine.loop import Engine
+from headrace.serving.local import LocalService
+from headrace.text.grammar import GrammarDesk
+from headrace.text.lexicon import Lexicon
+from headrace.text.limited import LimitedPool
+from headrace.text.matchers import Matchers
+from headrace.text.template import ChatTemplate
+from headrace.text.tokenizer import Tokenizer
+from headrace.weights.checkpoint import Checkpoint, open_checkpoint
+from headrace.worker.assembly import LoadedModel, LoadSettings, load_model
+from headrace.worker.timed import StepTimes, TimedRunner
+
+if TYPE_CHECKING:
+    from headrace.runner.torch.memory import MemoryPlan
+
+
+@dataclass(slots=True)
+class LocalModel:
+    name: str
+    engine: Engine
+    service: LocalService
+    clock: SystemClock
+    times: StepTimes
+    config: EngineConfig
+    dtype: str
+    fingerprint: str
+    memory: MemoryPlan
+    ready_s: float
+
+    @property
+    def headline(self) -> str:
+        return f"{self.name}, {self.dtype}"
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "dtype": self.dtype,
+            "fingerprint": self.fingerprint,
+            "slots": self.config.slots,
+            "kv_tokens": self.config.blocks * self.config.block_size,
+            "ready_s": self.ready_s,
+            "profile": self.config.profile,
+        }
+
+
+@contextmanager
+def open_local(name: str, settings: LoadSettings) -> Iterator[LocalModel]:
+    """The model by its name or path, fetched if it is one of ours and not here. Everything is closed at the end."""
+    started_s = time.perf_counter()
+    share_cores()
+    path = find_or_fetch(name)
+    with ExitStack() as stack:
+        checkpoint = open_checkpoint(path)
+        stack.callback(checkpoint.close)
+        with progress_bar(f"loading {as_text(path)}") as progress:
+            loaded = load_model(checkpoint, settings, progress)
+        stack.callback(loaded.runner.close)
+        for line in (*loaded.choice.reasons, *loaded.memory.sentences()):
+            note(line)
+        yield _wire(stack, name, checkpoint, loaded, started_s)
+
+
+def share_cores() -> None:
+    """Threads that wait for work may spin for some microseconds and then must sleep: other processes need these
+    cores. Read once, when torch is loaded."""
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _wire(stack: ExitStack, name: str, checkpoint: Checkpoint, loaded: LoadedModel, started_s: float) -> LocalModel:
+    clock = SystemClock()
+    config, vocabulary = loaded.config, checkpoint.vocabulary
+    tokenizer = Tokenizer(vocabulary)
+    limited = stack.enter_context(LimitedPool())
+    matchers = Matchers(Lexicon(tokenizer, config.vocab_size, config.eos_ids))
+    stack.callback(matchers.close)
+    timed = TimedRunner(loaded.runner, clock)
+    engine = Engine(config, timed, matchers)
+    template = None
+    if vocabulary.chat_template:
+        template = ChatTemplate(
+            vocabulary.chat_template,
+            tokenizer.special_ids,
+            limited,
+            bos_token=vocabulary.bos_token,
+            eos_token=vocabulary.eos_token,
+        )
+    fingerprint = loaded.runner.fingerprint
+    service = LocalService(
+        engine,
+        tokenizer,
+        clock=clock,
+        version=fingerprint,
+        block_size=config.block_size,
+        eos_ids=config.eos_ids,
+        template=template,
+        desk=GrammarDesk(limited),
+        matchers=matchers,
+    )
+    ready_s = time.perf_counter() - started_s
+    dtype = loaded.choice.recipe.dtype
+    return LocalModel(name, engine, service, clock, timed.times, config, dtype, fingerprint, loaded.memory, ready_s)
