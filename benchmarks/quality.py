@@ -61,9 +61,8 @@ def measure(path: Path, dtype: str, num_tokens: int) -> tuple[np.ndarray, np.nda
     likeliest: list[int] = []
     for number, window in enumerate(windows):
         sampling = SamplingParams(temperature=0.0, prompt_logprobs=1)
-        engine.submit(
-            Request(f"{number}", "bench", tuple(window), max_tokens=1, sampling=sampling, ttft_target_s=1e6), 0.0
-        )
+        request = Request(f"{number}", "bench", tuple(window), max_tokens=1, sampling=sampling, ttft_target_s=1e6)
+        engine.submit(request, time.monotonic())
         scored: dict[int, tuple[float, int]] = {}
         while not engine.idle:
             scores = engine.turn(time.monotonic()).scores
@@ -72,7 +71,8 @@ def measure(path: Path, dtype: str, num_tokens: int) -> tuple[np.ndarray, np.nda
             for position, logprob, top in zip(scores.positions, scores.logprobs, scores.top_ids, strict=True):
                 if position < len(window):
                     scored[int(position)] = (float(logprob), int(top[0]))
-        assert sorted(scored) == list(range(1, len(window))), "a position was not scored"
+        missing = set(range(1, len(window))) - set(scored)
+        assert not missing, f"positions were not scored: {sorted(missing)[:10]} of {len(missing)}"
         logprobs += [scored[place][0] for place in sorted(scored)]
         likeliest += [scored[place][1] for place in sorted(scored)]
         print(f"\r{dtype}: {number + 1} of {len(windows)} windows", end="", file=sys.stderr, flush=True)

@@ -16,6 +16,12 @@ import msgspec
 from msgspec import Struct
 
 from headrace.core.errors import InvalidInput
+from headrace.text.grammar_bounds import (
+    MAX_EXPANDED_REGEX,
+    MAX_EXPANDED_VALUES,
+    is_regex_too_large,
+    is_schema_too_large,
+)
 from headrace.text.limited import LimitedPool
 
 MAX_SOURCE_BYTES = 256 << 10
@@ -148,6 +154,10 @@ def read_schema(source: str) -> Any:
     for name, most in (*bounds, ("$ref", MAX_REFERENCES)):
         if counts[name] > most:
             raise InvalidInput(f"the JSON schema holds more than {most} {_PLURALS[name]}")
+    if is_schema_too_large(schema):
+        raise InvalidInput(
+            f"the JSON schema holds more than {MAX_EXPANDED_VALUES} values with its references written out"
+        )
     return schema
 
 
@@ -163,11 +173,19 @@ def _count_keywords(value: dict[str, object], counts: dict[str, int]) -> None:
         counts["properties"] += own
     enum = value.get("enum")
     counts["enum"] += len(enum) if isinstance(enum, list) else 0
+    pattern = value.get("pattern")
+    if isinstance(pattern, str):
+        check_repeats(pattern, "a pattern of the JSON schema")
     reference = value.get("$ref")
     if isinstance(reference, str):
         counts["$ref"] += 1
         if not reference.startswith("#"):
             raise InvalidInput("the JSON schema refers to another document, which is not fetched")
+
+
+def check_repeats(pattern: str, subject: str) -> None:
+    if is_regex_too_large(pattern):
+        raise InvalidInput(f"{subject} repeats more than {MAX_EXPANDED_REGEX} times when it is written out")
 
 
 def _depth(source: str) -> int:

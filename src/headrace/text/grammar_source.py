@@ -9,7 +9,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits
 
 from headrace.core.errors import InvalidInput
-from headrace.text.grammar import SUBJECTS, Grammar, read_choices, read_schema
+from headrace.text.grammar import SUBJECTS, Grammar, check_repeats, read_choices, read_schema
 
 # Loose enough for indented JSON, but a sequence cannot go on for ever with spaces between two values.
 _WHITESPACE = r"\x20|\n\x20{0,32}"
@@ -24,6 +24,7 @@ def grammar_source(grammar: Grammar) -> str:
         case "json_object":
             return _from_schema({"type": "object"})
         case "regex":
+            check_repeats(grammar.source, SUBJECTS["regex"])
             return LLMatcher.grammar_from_regex(grammar.source)
         case "choice":
             return LLMatcher.grammar_from_regex(_choice(grammar.source))
