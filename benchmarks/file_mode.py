@@ -1,6 +1,6 @@
 """Many mixed asks through file mode: does every one end, does anything leak, how fast is it?
 
-Prompts of 5 to 600 tokens, greedy and sampled, with stops, choices, schemas, log-probabilities, some of them invalid.
+Prompts of 30 to 400 tokens, greedy and sampled, with stops, choices, schemas, log-probabilities, some of them invalid.
 Where llama.cpp's `llama-bench` is on the PATH its figures for the same file are printed beside ours.
 usage: python benchmarks/file_mode.py [--model default] [--count 500] [--dtype auto] [--json FILE]
 """
@@ -34,8 +34,8 @@ WORDS = (ROOT / "benchmarks" / "data" / "jargon.txt").read_text().split()
 
 def mixed_ask(index: int, chance: random.Random) -> dict[str, Any]:
     start = chance.randrange(len(WORDS) - 500)
-    length = chance.choice((5, 20, 60, 150, 400))
-    ask: dict[str, Any] = {"id": index, "max_tokens": chance.randint(4, 64), "seed": index}
+    length = chance.choice((5, 20, 60, 120, 250))
+    ask: dict[str, Any] = {"id": index, "max_tokens": chance.randint(4, 40), "seed": index}
     ask["prompt"] = "Comment on this: " + " ".join(WORDS[start : start + length])
     extras: list[dict[str, Any]] = [
         {},

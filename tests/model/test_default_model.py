@@ -61,10 +61,12 @@ def test_the_same_seed_says_the_same_in_any_company(local: LocalModel) -> None:
 
 def test_log_probabilities_are_those_of_the_prompt_and_the_reply(local: LocalModel) -> None:
     (row,) = answers(local, {"prompt": QUESTION, "logprobs": 2, "prompt_logprobs": 0, "max_tokens": 3})
-    entries = row.choices[0].logprobs
-    assert entries is not None
-    assert sorted(entry["position"] for entry in entries) == list(range(1, row.prompt_tokens + 3))
-    for entry in (entry for entry in entries if entry["position"] >= row.prompt_tokens):
+    entries, prompt = row.choices[0].logprobs, row.prompt_logprobs
+    assert entries is not None and prompt is not None
+    assert [entry["position"] for entry in prompt] == list(range(1, row.prompt_tokens))
+    assert [entry["position"] for entry in entries] == [row.prompt_tokens + place for place in range(3)]
+    for entry in entries:
+        assert str(entry["id"]) in entry["top"]
         assert len(entry["top"]) == 2
         assert entry["logprob"] == max(entry["top"].values()), "greedy takes the likeliest"
 

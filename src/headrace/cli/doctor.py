@@ -78,10 +78,11 @@ def _models() -> dict[str, Any]:
 def _kernels(model: str, dtype: str) -> dict[str, Any]:
     from headrace.runner.torch.probe import ROWS, choose
     from headrace.weights.checkpoint import open_checkpoint
+    from headrace.worker.assembly import stored_bits
 
     checkpoint = open_checkpoint(model_store().resolve(model))
     try:
-        choice = choose(checkpoint.shape, dtype)
+        choice = choose(checkpoint.shape, dtype, stored_bits=stored_bits(checkpoint))
     finally:
         checkpoint.close()
     exact = (

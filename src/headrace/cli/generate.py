@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, BinaryIO, cast
 
 import msgspec
 import typer
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 # Rows read ahead of the engine, so that it never runs dry and a huge file is never held at once.
 _AHEAD = 4
 _MOST_LINE_BYTES = 16 << 20
+# Further ones are in the output only.
+_SHOWN_ERRORS = 5
 
 
 def generate(
@@ -63,8 +66,10 @@ def generate(
     from headrace.worker.assembly import LoadSettings
 
     check_finite(temperature=temperature, top_p=top_p)
-    if (prompt is None) == (file is None):
-        raise InvalidInput("give a prompt or --file, and not both", param="prompt")
+    if prompt is None and file is None:
+        raise InvalidInput('give a prompt, or a file of them with --file: headrace generate "Hello"', param="prompt")
+    if prompt is not None and file is not None:
+        raise InvalidInput("give a prompt or --file, not both", param="prompt")
     defaults = Ask(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -73,6 +78,10 @@ def generate(
         seed=seed,
         stop=stop or [],
     )
+    if system is not None and (raw or file is not None):
+        raise InvalidInput("--system goes with a prompt that is a message", param="--system")
+    if file is not None and output is not None and output.exists() and file.exists() and output.samefile(file):
+        raise InvalidInput("--output would overwrite --file", param="--output")
     settings = LoadSettings(dtype=dtype, slots=slots)
     if prompt is not None:
         ask = _ask(defaults, prompt, system, raw=raw)
@@ -82,8 +91,9 @@ def generate(
     assert file is not None
     if as_json and output is None:
         raise InvalidInput("--file with --json needs --output for the replies", param="--output")
-    with open_local(model, settings) as local:
-        _run_file(local, file, output, defaults, as_json=as_json)
+    # Opened first: a model takes seconds to load, and a misspelt path should not.
+    with _source(file) as source, _target(output) as target, open_local(model, settings) as local:
+        _run_file(local, source, target, defaults, as_json=as_json)
 
 
 def _ask(defaults: Ask, prompt: str, system: str | None, *, raw: bool) -> Ask:
@@ -125,31 +135,24 @@ def _answer(local: LocalModel, ask: Ask, *, as_json: bool) -> None:
     note(f"{counters.emitted} tokens, the first after {first_s:.2f} s, then {rate:.1f} tokens/s ({local.headline})")
 
 
-def _run_file(local: LocalModel, file: Path, output: Path | None, defaults: Ask, *, as_json: bool) -> None:
+def _run_file(local: LocalModel, source: BinaryIO, target: BinaryIO, defaults: Ask, *, as_json: bool) -> None:
     from headrace.serving.rows import RowRun
 
-    source = sys.stdin.buffer if str(file) == "-" else _open(file, "rb")
-    target = sys.stdout.buffer if output is None else _open(output, "wb")
     run = RowRun(local.service, defaults, max_open=_AHEAD * local.config.slots)
     started_s = time.perf_counter()
     shown_s = 0.0
-    try:
-        for row in run.rows(_lines(source)):
-            _write(target, row)
-            now_s = time.perf_counter()
-            if now_s - shown_s > 1.0:
-                shown_s = now_s
-                rate = run.num_tokens / (now_s - started_s)
-                note(f"{run.num_done} done, {run.num_failed} failed, {_state(local)}, {rate:,.0f} tokens/s")
-    finally:
-        target.flush()
-        if output is not None:
-            target.close()
-        if source is not sys.stdin.buffer:
-            source.close()
+    for row in run.rows(_lines(source)):
+        _write(target, row)
+        if row.error is not None and run.num_failed <= _SHOWN_ERRORS:
+            note(f"line {row.index + 1}: {row.error.message}")
+        now_s = time.perf_counter()
+        if now_s - shown_s > 1.0:
+            shown_s = now_s
+            rate = run.num_tokens / (now_s - started_s)
+            note(f"{run.num_answered} answered, {run.num_failed} failed, {_state(local)}, {rate:,.0f} tokens/s")
     total_s = time.perf_counter() - started_s
     summary = {
-        "rows": run.num_done,
+        "answered": run.num_answered,
         "failed": run.num_failed,
         "tokens": run.num_tokens,
         "prompt_tokens": run.num_prompt_tokens,
@@ -160,7 +163,7 @@ def _run_file(local: LocalModel, file: Path, output: Path | None, defaults: Ask,
         print_json({**summary, "model": local.describe()})
     else:
         note(
-            f"{run.num_done} replies, {run.num_failed} failed: {run.num_prompt_tokens:,} prompt tokens and "
+            f"{run.num_answered} answered, {run.num_failed} failed: {run.num_prompt_tokens:,} prompt tokens and "
             f"{run.num_tokens:,} generated in {total_s:.1f} s, {run.num_tokens / total_s:,.1f} tokens/s ({local.headline})"
         )
     if run.num_failed:
@@ -169,22 +172,43 @@ def _run_file(local: LocalModel, file: Path, output: Path | None, defaults: Ask,
 
 def _state(local: LocalModel) -> str:
     load = local.engine.load()
-    return f"{load.running} running, {load.waiting} waiting"
+    return f"{load.running} sequences running, {load.waiting} waiting"
 
 
-def _open(path: Path, mode: str) -> Any:
+@contextmanager
+def _source(path: Path) -> Iterator[BinaryIO]:
+    if str(path) == "-":
+        yield sys.stdin.buffer
+        return
+    with _opened(path, "rb") as file:
+        yield file
+
+
+@contextmanager
+def _target(path: Path | None) -> Iterator[BinaryIO]:
+    if path is None:
+        yield sys.stdout.buffer
+        return
+    with _opened(path, "wb") as file:
+        yield file
+
+
+def _opened(path: Path, mode: str) -> BinaryIO:
     try:
-        return path.open(mode)
+        return cast(BinaryIO, path.open(mode))
     except OSError as error:
         raise InvalidInput(f"{path}: {error.strerror}", param=str(path)) from None
 
 
-def _lines(source: Any) -> Iterator[bytes]:
-    """Lines without their ends; an endless one is cut, and fails as the broken JSON it then is."""
+def _lines(source: BinaryIO) -> Iterator[bytes]:
+    """One piece per line; of one that is too long only the beginning, which then fails as the broken JSON it is."""
     while line := source.readline(_MOST_LINE_BYTES):
+        rest = line
+        while rest and not rest.endswith(b"\n"):
+            rest = source.readline(_MOST_LINE_BYTES)
         yield line
 
 
-def _write(target: Any, row: Row) -> None:
+def _write(target: BinaryIO, row: Row) -> None:
     target.write(msgspec.json.encode(row) + b"\n")
     target.flush()

@@ -12,7 +12,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.console import as_text, note
+from msgspec.structs import replace
+
+from headrace.cli.console import note
 from headrace.cli.models import find_or_fetch, progress_bar
 from headrace.core.clock import SystemClock
 from headrace.core.config import EngineConfig
@@ -30,6 +32,9 @@ from headrace.worker.timed import StepTimes, TimedRunner
 
 if TYPE_CHECKING:
     from headrace.runner.torch.memory import MemoryPlan
+
+
+_PATIENCE_S = 1e6
 
 
 @dataclass(slots=True)
@@ -70,7 +75,7 @@ def open_local(name: str, settings: LoadSettings) -> Iterator[LocalModel]:
     with ExitStack() as stack:
         checkpoint = open_checkpoint(path)
         stack.callback(checkpoint.close)
-        with progress_bar(f"loading {as_text(path)}") as progress:
+        with progress_bar(f"loading {path.stem}") as progress:
             loaded = load_model(checkpoint, settings, progress)
         stack.callback(loaded.runner.close)
         for line in (*loaded.choice.reasons, *loaded.memory.sentences()):
@@ -87,11 +92,14 @@ def share_cores() -> None:
 
 def _wire(stack: ExitStack, name: str, checkpoint: Checkpoint, loaded: LoadedModel, started_s: float) -> LocalModel:
     clock = SystemClock()
-    config, vocabulary = loaded.config, checkpoint.vocabulary
+    # Local work waits as long as it takes; nobody else could take it.
+    config, vocabulary = replace(loaded.config, max_queue_s=_PATIENCE_S), checkpoint.vocabulary
     tokenizer = Tokenizer(vocabulary)
     limited = stack.enter_context(LimitedPool())
-    matchers = Matchers(Lexicon(tokenizer, config.vocab_size, config.eos_ids))
-    stack.callback(matchers.close)
+    matchers = None
+    if config.eos_ids:
+        matchers = Matchers(Lexicon(tokenizer, config.vocab_size, config.eos_ids))
+        stack.callback(matchers.close)
     timed = TimedRunner(loaded.runner, clock)
     engine = Engine(config, timed, matchers)
     template = None

@@ -14,6 +14,8 @@ MAX_STOP_IDS = 64
 MAX_LOGPROBS = 32
 MAX_LOGIT_BIAS = 1024
 MAX_ALLOWED_IDS = 1024
+# Far beyond any logit.
+MAX_BIAS = 1e4
 
 
 class Tier(IntEnum):
@@ -114,9 +116,9 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
         raise InvalidInput(f"logit_bias holds more than {MAX_LOGIT_BIAS} ids", param="logit_bias")
     for token, bias in sampling.logit_bias:
-        if not 0 <= token < vocab_size or not math.isfinite(bias):
+        if not 0 <= token < vocab_size or not abs(bias) <= MAX_BIAS:
             raise InvalidInput(
-                "logit_bias holds an id outside the vocabulary or a bias that is not finite", param="logit_bias"
+                f"logit_bias holds an id outside the vocabulary or a bias beyond ±{MAX_BIAS:g}", param="logit_bias"
             )
 
 

@@ -56,6 +56,10 @@ def check_ask(ask: Ask) -> None:
         raise InvalidInput(f"exactly one of {names} is needed, not {len(given)}", param=given[1] if given else "prompt")
     if not 1 <= ask.n <= MAX_CHOICES:
         raise InvalidInput(f"n must be a number from 1 to {MAX_CHOICES}", param="n")
+    if ask.ignore_eos and (ask.json_schema is not None or ask.json_object or ask.regex is not None or ask.choices):
+        raise InvalidInput("ignore_eos: a reply that must have a shape ends when it has it", param="ignore_eos")
+    if ask.ids is not None and any(not 0 <= token < 2**31 for token in ask.ids):
+        raise InvalidInput("ids holds what is no token id", param="ids")
     if ask.tools and ask.messages is None and ask.prompt is None:
         raise InvalidInput("tools need a conversation: prompt or messages", param="tools")
 
@@ -84,7 +88,6 @@ def sampling_of(ask: Ask, *, seed: int, masked: bool) -> SamplingParams:
 
 def _biases(biases: dict[str, float]) -> tuple[tuple[int, float], ...]:
     """JSON has no other keys than text."""
-    try:
-        return tuple((int(token), bias) for token, bias in biases.items())
-    except ValueError:
-        raise InvalidInput("logit_bias maps token ids to numbers", param="logit_bias") from None
+    if not all(token.isdecimal() and len(token) < 10 for token in biases):
+        raise InvalidInput("logit_bias maps token ids to numbers", param="logit_bias")
+    return tuple((int(token), bias) for token, bias in biases.items())

@@ -71,7 +71,7 @@ class LocalService:
         eos_ids: Sequence[int],
         template: ChatTemplate | None,
         desk: GrammarDesk,
-        matchers: Matchers,
+        matchers: Matchers | None,
         seeds: Callable[[], int] = lambda: secrets.randbits(63),
     ) -> None:
         self._engine = engine
@@ -96,7 +96,11 @@ class LocalService:
         check_ask(ask)
         grammar = grammar_of(ask)
         if grammar is not None:
-            self._desk.check_sync(grammar)
+            if self._matchers is None:
+                raise InvalidInput(
+                    "this model's end is unknown, so no grammar can end its reply", param=grammar_field(ask)
+                )
+            self._desk.check_sync(grammar, param=grammar_field(ask))
         # Refuses bad stop strings before anything runs.
         Choice(self._tokenizer.table, ask.stops)
         return Prepared(
@@ -115,7 +119,7 @@ class LocalService:
         try:
             for index in range(prepared.n):
                 started.append(self._submit_choice(key, index, prepared))
-        except HeadraceError:
+        except BaseException:
             for number in started:
                 self._drop(number)
             raise
@@ -148,15 +152,20 @@ class LocalService:
         return number
 
     def _add_matcher(self, number: int, grammar: Grammar) -> None:
+        assert self._matchers is not None, "a grammar is refused when it is prepared"
         try:
             self._matchers.add(number, grammar).result()
         except HeadraceError:
             self._drop(number)
             raise
 
+    def _forget_matcher(self, number: int) -> None:
+        if self._matchers is not None:
+            self._matchers.remove(number)
+
     def _drop(self, number: int) -> None:
         self._streams.pop(number, None)
-        self._matchers.remove(number)
+        self._forget_matcher(number)
         self._engine.abort(number, self._clock.now_s())
 
     def _prompt_ids(self, ask: Ask) -> list[int]:
@@ -207,7 +216,7 @@ class LocalService:
         if ended is None:
             return Spoken(stream.key, stream.index, text, ids, scores)
         del self._streams[number]
-        self._matchers.remove(number)
+        self._forget_matcher(number)
         reason = "stop" if stream.choice.stopped else ended.reason
         if ended.outcome is Outcome.FAILED:
             reason = "error"
@@ -216,18 +225,31 @@ class LocalService:
 
 def grammar_of(ask: Ask) -> Grammar | None:
     """What constrains the reply; InvalidInput when several things do."""
-    found: list[tuple[str, Grammar]] = []
-    if ask.json_schema is not None:
-        found.append(("json_schema", Grammar.json_schema(ask.json_schema)))
-    if ask.json_object:
-        found.append(("json_object", Grammar("json_object")))
-    if ask.regex is not None:
-        found.append(("regex", Grammar("regex", ask.regex)))
-    if ask.choices is not None:
-        found.append(("choices", Grammar.choice(ask.choices)))
+    field = grammar_field(ask)
+    match field:
+        case "json_schema":
+            return Grammar.json_schema(ask.json_schema)
+        case "json_object":
+            return Grammar("json_object")
+        case "regex":
+            return Grammar("regex", ask.regex or "")
+        case "choices":
+            return Grammar.choice(ask.choices or [])
+    return None
+
+
+def grammar_field(ask: Ask) -> str:
+    """The field that shapes the reply, or "". InvalidInput when several do."""
+    given = {
+        "json_schema": ask.json_schema is not None,
+        "json_object": ask.json_object,
+        "regex": ask.regex is not None,
+        "choices": ask.choices is not None,
+    }
+    found = [name for name, is_given in given.items() if is_given]
     if len(found) > 1:
-        raise InvalidInput(f"{found[0][0]} and {found[1][0]} cannot both shape the reply", param=found[1][0])
-    return found[0][1] if found else None
+        raise InvalidInput(f"{found[0]} and {found[1]} cannot both shape the reply", param=found[1])
+    return found[0] if found else ""
 
 
 def _by_owner(scores: Scores | None) -> dict[int, Scores]:

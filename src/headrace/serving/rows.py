@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from headrace.core.errors import HeadraceError, InvalidInput
+from headrace.core.errors import HeadraceError, InvalidInput, Refused
 from headrace.core.event import Counters
 from headrace.serving.ask import Ask
-from headrace.serving.local import LocalService, Spoken
+from headrace.serving.local import LocalService, Prepared, Spoken
 
 
 class RowChoice(Struct, frozen=True, omit_defaults=True):
@@ -39,6 +39,7 @@ class Row(Struct, frozen=True, omit_defaults=True):
     cached_tokens: int = 0
     completion_tokens: int = 0
     error: RowError | None = None
+    prompt_logprobs: list[dict[str, Any]] | None = None
 
 
 @dataclass(slots=True)
@@ -50,50 +51,89 @@ class _Open:
     prompt_tokens: int
     texts: dict[int, list[str]] = field(default_factory=dict)
     scores: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    prompt_scores: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     choices: list[RowChoice] = field(default_factory=list)
     counters: list[Counters] = field(default_factory=list)
     error: RowError | None = None
 
 
+@dataclass(slots=True)
+class _Ready:
+    """A line that was read and prepared and has not been taken by the engine."""
+
+    index: int
+    id: str | int | None
+    prepared: Prepared
+
+
 class RowRun:
-    """At most `max_open` choices are with the engine at a time; further lines are read when some end."""
+    """At most `max_open` choices are with the engine at a time; further lines are read when some end.
+
+    A line that the engine refuses for now is offered again as others end; it fails only if none are left.
+    """
 
     def __init__(self, service: LocalService, defaults: Ask, *, max_open: int) -> None:
         self._service = service
         self._defaults = msgspec.structs.asdict(defaults)
         self._max_open = max_open
         self._open: dict[int, _Open] = {}
+        self._ready: _Ready | None = None
         self.num_done = 0
         self.num_failed = 0
         self.num_tokens = 0
         self.num_prompt_tokens = 0
 
+    @property
+    def num_answered(self) -> int:
+        return self.num_done - self.num_failed
+
     def rows(self, lines: Iterable[bytes]) -> Iterator[Row]:
         """A row per line, in the order in which they end. Empty lines are skipped."""
         source = enumerate(lines)
         exhausted = False
-        while not exhausted or self._open:
-            while not exhausted and self._service.num_open < self._max_open:
-                index, line = next(source, (-1, b""))
-                if index < 0:
-                    exhausted = True
-                elif line.strip() and (row := self._begin(index, line)) is not None:
+        while not exhausted or self._open or self._ready is not None:
+            while self._service.num_open < self._max_open:
+                if self._ready is None:
+                    index, line = next(source, (-1, b""))
+                    if index < 0:
+                        exhausted = True
+                        break
+                    row = self._read(index, line) if line.strip() else None
+                else:
+                    row = self._offer(self._ready)
+                    if self._ready is not None:
+                        break
+                if row is not None:
                     yield self._count(row)
             if self._open:
                 for spoken in self._service.turn():
                     if (row := self._take(spoken)) is not None:
                         yield self._count(row)
 
-    def _begin(self, index: int, line: bytes) -> Row | None:
-        """Submit a line; a row at once where it is refused."""
+    def _read(self, index: int, line: bytes) -> Row | None:
+        """Make a line ready; a row at once where it is no ask."""
         name: str | int | None = None
         try:
             name, ask = self._parse(line)
-            prepared = self._service.prepare(ask)
-            self._service.submit(index, prepared)
+            self._ready = _Ready(index, name, self._service.prepare(ask))
         except HeadraceError as error:
-            return Row(index, name, error=RowError(error.code, error.message, error.param))
-        self._open[index] = _Open(name, prepared.n, len(prepared.prompt_ids))
+            return _failed(index, name, error)
+        return None
+
+    def _offer(self, ready: _Ready) -> Row | None:
+        """Submit what is ready. It stays ready where the engine refuses it for now and others are still open."""
+        try:
+            self._service.submit(ready.index, ready.prepared)
+        except Refused as error:
+            if self._open:
+                return None
+            self._ready = None
+            return _failed(ready.index, ready.id, error)
+        except HeadraceError as error:
+            self._ready = None
+            return _failed(ready.index, ready.id, error)
+        self._ready = None
+        self._open[ready.index] = _Open(ready.id, ready.prepared.n, len(ready.prepared.prompt_ids))
         return None
 
     def _parse(self, line: bytes) -> tuple[str | int | None, Ask]:
@@ -102,13 +142,15 @@ class RowRun:
             name = msgspec.convert(fields.pop("id", None), str | int | None)
             return name, msgspec.convert(self._defaults | fields, Ask)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidInput(f"the line is no ask: {error}") from None
+            raise InvalidInput(f"not a JSON object that asks for something: {error}") from None
 
     def _take(self, spoken: Spoken) -> Row | None:
         entry = self._open[spoken.key]
         entry.texts.setdefault(spoken.choice, []).append(spoken.text)
         if spoken.scores is not None:
-            entry.scores.setdefault(spoken.choice, []).extend(_score_entries(spoken))
+            for position, score in _score_entries(spoken):
+                kind = entry.prompt_scores if position < entry.prompt_tokens else entry.scores
+                kind.setdefault(spoken.choice, []).append(score)
         if spoken.ended is None or spoken.finish_reason is None:
             return None
         entry.left -= 1
@@ -131,6 +173,7 @@ class RowRun:
             entry.counters[0].prompt_cached,
             emitted,
             entry.error,
+            entry.prompt_scores.get(0),
         )
 
     def _count(self, row: Row) -> Row:
@@ -141,11 +184,16 @@ class RowRun:
         return row
 
 
-def _score_entries(spoken: Spoken) -> Iterator[dict[str, Any]]:
-    """Log-probabilities as plain data: position, id's own, and the alternatives by id."""
+def _failed(index: int, name: str | int | None, error: HeadraceError) -> Row:
+    return Row(index, name, error=RowError(error.code, error.message, error.param))
+
+
+def _score_entries(spoken: Spoken) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Log-probabilities as plain data, by position: the id that was taken, its own, and the alternatives by id."""
     scores = spoken.scores
     assert scores is not None
-    for entry in range(len(scores.positions)):
+    for entry, position in enumerate(scores.positions.tolist()):
         ids, values = scores.top_ids[entry].tolist(), scores.top_logprobs[entry].tolist()
         top = {str(token): value for token, value in zip(ids, values, strict=True) if token >= 0}
-        yield {"position": int(scores.positions[entry]), "logprob": float(scores.logprobs[entry]), "top": top}
+        score = {"position": position, "logprob": float(scores.logprobs[entry]), "top": top}
+        yield position, score if not spoken.ids else {"id": spoken.ids[-1], **score}

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from headrace.core.config import EngineConfig
 from headrace.core.errors import InvalidInput
 from headrace.weights.checkpoint import Checkpoint, Progress
+from headrace.weights.layout import num_parameters
 from headrace.worker.warmup import measure_profile
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def load_model(checkpoint: Checkpoint, settings: LoadSettings, progress: Progres
     from headrace.runner.torch.runner import TorchRunner
 
     config = engine_config(checkpoint, settings)
-    choice = choose(checkpoint.shape, settings.dtype)
+    choice = choose(checkpoint.shape, settings.dtype, stored_bits=stored_bits(checkpoint))
     runner = TorchRunner(
         config,
         checkpoint,
@@ -60,6 +61,11 @@ def load_model(checkpoint: Checkpoint, settings: LoadSettings, progress: Progres
     memory = runner.fit()
     config = replace(config, blocks=memory.blocks)
     return LoadedModel(runner, replace(config, profile=measure_profile(runner, config)), memory, choice)
+
+
+def stored_bits(checkpoint: Checkpoint) -> float:
+    """Bits of a weight as the files hold it, scales and all else included."""
+    return 8.0 * checkpoint.size_bytes / num_parameters(checkpoint.shape)
 
 
 def engine_config(checkpoint: Checkpoint, settings: LoadSettings) -> EngineConfig:

@@ -16,7 +16,7 @@ from headrace.core.request import SamplingParams
 from headrace.engine.cost import fit_profile
 
 # Rows, and the chunks that each row's prompt is computed in. Decode steps of all rows and of one row follow.
-_SCENES: tuple[tuple[int, tuple[int, ...]], ...] = ((1, (96, 32)), (8, (16,)), (32, (1,)))
+_SCENES: tuple[tuple[int, tuple[int, ...]], ...] = ((1, (64, 16)), (8, (16,)), (32, (1,)))
 # The first step of a kind is often slow: of decode steps the quickest counts.
 _DECODE_STEPS = 2
 _NONE = np.zeros(0, np.int32)

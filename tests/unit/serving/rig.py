@@ -40,7 +40,7 @@ class LocalRig:
 
 
 @contextmanager
-def local_rig(*, slots: int = 4, blocks: int = 64) -> Iterator[LocalRig]:
+def local_rig(*, slots: int = 4, blocks: int = 64, max_queue_s: float = 30.0) -> Iterator[LocalRig]:
     config = EngineConfig(
         slots=slots,
         blocks=blocks,
@@ -49,6 +49,7 @@ def local_rig(*, slots: int = 4, blocks: int = 64) -> Iterator[LocalRig]:
         vocab_size=TOKENIZER.vocab_size,
         eos_ids=(END,),
         max_step_tokens=64,
+        max_queue_s=max_queue_s,
     )
     matchers = Matchers(Lexicon(TOKENIZER, config.vocab_size, config.eos_ids))
     with LimitedPool() as pool:

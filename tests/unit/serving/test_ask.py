@@ -43,3 +43,14 @@ def test_one_thing_shapes_a_reply() -> None:
     assert grammar is not None and grammar.kind == "choice"
     with pytest.raises(InvalidInput, match="cannot both"):
         grammar_of(Ask(raw="a", regex="a+", json_object=True))
+
+
+def test_a_shaped_reply_cannot_ignore_its_end() -> None:
+    with pytest.raises(InvalidInput, match="ignore_eos"):
+        check_ask(Ask(raw="a", regex="a", ignore_eos=True))
+
+
+@pytest.mark.parametrize("token", [-1, 2**31, 2**32 + 1, 2**64])
+def test_an_id_that_no_array_holds_is_refused(token: int) -> None:
+    with pytest.raises(InvalidInput, match="ids"):
+        check_ask(Ask(ids=[1, token]))

@@ -55,3 +55,11 @@ def test_the_same_line_gets_the_same_reply_wherever_it_stands() -> None:
     with local_rig() as rig:
         rows = RowRun(rig.service, Ask(max_tokens=8, seed=3), max_open=4).rows(lines(*([{"raw": "same"}] * 9)))
         assert len({row.choices[0].text for row in rows}) == 1
+
+
+def test_a_line_refused_for_now_is_offered_again_until_it_is_taken() -> None:
+    with local_rig(slots=1, max_queue_s=1e-3) as rig:
+        run = RowRun(rig.service, Ask(max_tokens=40), max_open=50)
+        rows = list(run.rows(lines(*({"raw": f"line {index}", "id": index} for index in range(12)))))
+    assert sorted(row.id for row in rows) == list(range(12))  # type: ignore[type-var]
+    assert [row.error for row in rows] == [None] * 12

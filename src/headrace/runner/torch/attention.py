@@ -49,6 +49,12 @@ class Chunk:
     lines: Tensor
 
 
+def fill_tile(tokens: Tensor) -> Tensor:
+    """[count, ...] -> [TILE, ...]: the last token stands in for those that are missing."""
+    missing = TILE - tokens.shape[0]
+    return tokens if not missing else torch.cat((tokens, tokens[-1:].expand(missing, *tokens.shape[1:])))
+
+
 class Attention:
     def __init__(self, shape: ModelShape, cache: KvCache, *, wide: bool = True) -> None:
         self.wide = wide
@@ -99,12 +105,16 @@ class Attention:
             start = chunk.start + offset
             length = -(-(start + count) // self.span) * self.span
             near_keys, near_values = keys[:, :, :length], values[:, :, :length]
-            mask = self._slope(start, length)[: count * self._padded]
+            mask = self._slope(start, length)
             if self.wide:
-                tile = queries[tokens].transpose(0, 1).reshape(1, self._heads, -1, self._dim)
-                out = self._kernel(tile, near_keys, near_values, mask[None, None])
-                result[tokens] = out.view(self._heads, count, self._padded, self._dim).transpose(0, 1)
+                # Always whole tiles: a kernel treats the few queries at the end of a shorter one differently.
+                whole = fill_tile(queries[tokens])
+                tile = whole.transpose(0, 1).reshape(1, self._heads, -1, self._dim)
+                each = fill_tile(mask.view(TILE, self._padded, length)[:count]).reshape(-1, length)
+                out = self._kernel(tile, near_keys, near_values, each[None, None])
+                result[tokens] = out.view(self._heads, TILE, self._padded, self._dim).transpose(0, 1)[:count]
             else:
+                mask = mask[: count * self._padded]
                 dims = (count, -1, -1, -1)
                 each = mask[:: self._padded, None, None]
                 result[tokens] = self._kernel(queries[tokens], near_keys.expand(dims), near_values.expand(dims), each)

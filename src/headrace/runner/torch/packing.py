@@ -51,7 +51,7 @@ def packed_bytes(shape: ModelShape, recipe: Recipe) -> int:
     total = 4.0 * shape.vocab_size * shape.hidden_size
     kinds = {name for _, name in recipe.ladder}
     integer = sum(copies[name] for name in kinds)
-    for role, count in role_sizes(shape).items():
+    for role, count in _role_sizes(shape).items():
         if recipe.dtype == "fp32":
             total += 4.0 * count
         elif recipe.dtype == "int4" and role != "head":
@@ -61,7 +61,7 @@ def packed_bytes(shape: ModelShape, recipe: Recipe) -> int:
     return int(total)
 
 
-def role_sizes(shape: ModelShape) -> dict[str, int]:
+def _role_sizes(shape: ModelShape) -> dict[str, int]:
     """Weights of all layers by role."""
     hidden, inner, layers = shape.hidden_size, shape.intermediate_size, shape.num_layers
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim

@@ -1,7 +1,7 @@
 """What this processor offers: which kernels are exact here, how fast they are, and what follows.
 
 Exactness decides what may be used and is checked against float64 with the largest numbers that can occur.
-Speed decides only among kernels that agree to the last bit, and between dtypes under `auto`.
+Speed decides only among kernels that agree to the last bit.
 """
 
 import time
@@ -12,22 +12,21 @@ from msgspec import Struct
 from torch import Tensor
 
 from headrace.core.errors import InvalidInput
-from headrace.runner.torch.attention import NARROW_SPAN, TILE, WIDE_SPAN
+from headrace.runner.torch.attention import NARROW_SPAN, TILE, WIDE_SPAN, fill_tile
 from headrace.runner.torch.int4 import GROUP, Int4Linear
 from headrace.runner.torch.kernels import KERNELS, LARGEST, Kernel
 from headrace.runner.torch.linear import padded_product
-from headrace.runner.torch.packing import PLANES, Recipe, role_sizes
+from headrace.runner.torch.packing import Recipe
 from headrace.runner.torch.planes import PEAK, RowPlanes
 from headrace.weights.shape import ModelShape
 
 DTYPES = ("auto", "fp32", "int8", "int4")
 # Row counts whose speed is measured: one sequence, a few, a full table, a chunk.
 ROWS = (1, 2, 4, 8, 32, 256)
-_WEIGHED = (1, 8, 32, 256)
 _CHECKED_ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 64)
 _MIN_ROWS = (2, 4, 16, 32)
-# `auto` leaves a more faithful dtype only for one this much faster.
-_WORTH = 1.3
+# Bits of a stored weight, scales included, below which it was stored in four.
+_FEW_BITS = 6.5
 _MOST = 1 << 30
 
 
@@ -49,15 +48,15 @@ class Choice(Struct, frozen=True):
     reasons: tuple[str, ...]
 
 
-def choose(shape: ModelShape, dtype: str = "auto") -> Choice:
-    """Measures for about a second. The outcome for a given `dtype` does not depend on the clock, but for speed."""
+def choose(shape: ModelShape, dtype: str = "auto", *, stored_bits: float = 32.0) -> Choice:
+    """Measures for about a second. What is computed does not depend on the clock; how fast it is may."""
     if dtype not in DTYPES:
         raise InvalidInput(f"dtype must be one of {', '.join(DTYPES)}", param="dtype")
     with torch.inference_mode():
-        return _choose(shape, dtype)
+        return _choose(shape, dtype, stored_bits)
 
 
-def _choose(shape: ModelShape, dtype: str) -> Choice:
+def _choose(shape: ModelShape, dtype: str, stored_bits: float) -> Choice:
     torch.manual_seed(0)
     reasons: list[str] = []
     integer = [_measure_integer(name, shape) for name in KERNELS]
@@ -76,7 +75,8 @@ def _choose(shape: ModelShape, dtype: str) -> Choice:
     if not wide:
         reasons.append("attention is computed token by token: larger products round otherwise on this processor")
     if dtype == "auto":
-        dtype, reason = _fastest(shape, fp32, _rung(integer, ladder), int4)
+        sums = next((figure for figure in integer if figure.exact), None)
+        dtype, reason = _pick({"fp32": fp32, "int8": sums, "int4": int4}, stored_bits)
         reasons.append(reason)
     if dtype == "int4" and (int4 is None or not int4.exact):
         reasons.append("the 4-bit kernel is missing or not row-exact here: int4 is served as int8")
@@ -126,14 +126,6 @@ def _ladder(figures: Sequence[KernelFigure]) -> tuple[tuple[int, str], ...]:
             rungs.pop()
         rungs.append((limit, best))
     return tuple(rungs)
-
-
-def _rung(figures: Sequence[KernelFigure], ladder: Sequence[tuple[int, str]]) -> KernelFigure:
-    """The ladder as one kernel: the best of its rungs at every row count."""
-    used = [figure for figure in figures if figure.name in {name for _, name in ladder}]
-    return KernelFigure(
-        "int8", True, tuple(min(each) for each in zip(*(figure.micros for figure in used), strict=True))
-    )
 
 
 def _min_rows(shape: ModelShape) -> int | None:
@@ -191,8 +183,8 @@ def _attends_alike(shape: ModelShape, span: int, *, wide: bool) -> bool:
     length = 1280 if wide else 1536
     keys, values = torch.randn(2, 1, heads, length, dim)
     queries = torch.randn(length, heads, group, dim)
-    for stop in (5, 31, 64, 200, 513, 700, 1100):
-        count = min(TILE, stop)
+    for stop, most in ((1, 1), (5, 5), (11, 11), (31, 31), (64, 23), (200, 2), (513, 32), (700, 32), (1100, 32)):
+        count = most
         tokens = torch.arange(stop - count, stop)
         alone = torch.cat([_attend(queries[i : i + 1], keys, values, int(i) + 1, span, False) for i in tokens])
         for extra in (0, 300 if stop < 900 else 0):
@@ -211,42 +203,28 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, stop: int, span: int,
     keys, values = keys[:, :, :length], values[:, :, :length]
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     if wide:
-        tile = queries.transpose(0, 1).reshape(1, heads, -1, dim)
-        mask = mask.repeat_interleave(group, 0)[None, None]
+        tile = fill_tile(queries).transpose(0, 1).reshape(1, heads, -1, dim)
+        mask = fill_tile(mask).repeat_interleave(group, 0)[None, None]
         out: Tensor = kernel(tile, keys, values, 0.0, False, attn_mask=mask, scale=dim**-0.5)[0]
-        return out.view(heads, count, group, dim).transpose(0, 1)
+        return out.view(heads, TILE, group, dim).transpose(0, 1)[:count]
     keys, values = keys.expand(count, -1, -1, -1), values.expand(count, -1, -1, -1)
     each: Tensor = kernel(queries, keys, values, 0.0, False, attn_mask=mask[:, None, None], scale=dim**-0.5)[0]
     return each
 
 
-def _fastest(
-    shape: ModelShape, fp32: KernelFigure, integer: KernelFigure, int4: KernelFigure | None
-) -> tuple[str, str]:
-    """The most faithful dtype that is row-exact and not much slower than the fastest: fp32, int8, int4."""
-    figures = {"fp32": fp32, "int8": integer, "int4": int4}
-    costs = {
-        dtype: model_cost(shape, dtype, figure)
-        for dtype, figure in figures.items()
-        if figure is not None and figure.exact
-    }
-    quickest = min(costs.values())
-    chosen = next(dtype for dtype, cost in costs.items() if cost <= _WORTH * quickest)
-    others = ", ".join(f"{dtype} {cost / costs[chosen]:.2f}" for dtype, cost in costs.items() if dtype != chosen)
-    told = f"; times as long per token, by its kernels: {others}" if others else ""
-    return chosen, f"auto: {chosen}, the most faithful row-exact dtype of those that are not much slower{told}"
+def _pick(figures: dict[str, KernelFigure | None], stored_bits: float) -> tuple[str, str]:
+    """By exactness and by what the file holds, never by the clock: the same command must give the same text.
 
-
-def model_cost(shape: ModelShape, dtype: str, figure: KernelFigure) -> float:
-    """Microseconds of all products per row, summed over the weighed row counts; planes multiply the work."""
-    sizes = role_sizes(shape)
-    planes = PLANES.get(dtype, {})
-    work = 0.0
-    for role, size in sizes.items():
-        activations, weights = planes.get(role, (1, 1))
-        work += size * activations * (weights if dtype == "int8" or role == "head" else 1)
-    scale = work / (sizes["gate_up"] / shape.num_layers)
-    return sum(scale * figure.micros[ROWS.index(count)] / count for count in _WEIGHED)
+    Weights that were stored in about four bits lose nothing in int4, and it reads the least memory.
+    """
+    exact = [dtype for dtype, figure in figures.items() if figure is not None and figure.exact]
+    if stored_bits < _FEW_BITS and "int4" in exact:
+        return "int4", f"auto: int4, since the file holds {stored_bits:.1f} bits a weight and int4 is row-exact here"
+    chosen = next((dtype for dtype in ("int8", "int4", "fp32") if dtype in exact), "int8")
+    return (
+        chosen,
+        f"auto: {chosen}, the first row-exact dtype of int8, int4 and fp32 for {stored_bits:.1f} bits a weight",
+    )
 
 
 def _measure(name: str, exact: bool, run: Callable[[Tensor], Tensor], width: int) -> KernelFigure:

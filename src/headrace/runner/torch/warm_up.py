@@ -8,7 +8,7 @@ from headrace.core.config import EngineConfig
 from headrace.core.plan import IntArray, Plan, SlotStart, measure_work
 from headrace.core.request import SamplingParams
 
-_LARGEST_CHUNK = 128
+_LARGEST_CHUNK = 64
 
 
 def probe_blocks(config: EngineConfig) -> int:

@@ -5,7 +5,7 @@ import pytest
 from headrace.core.errors import InvalidInput
 from headrace.runner.torch import probe
 from headrace.runner.torch.kernels import KERNELS, OneDnnKernel
-from headrace.runner.torch.probe import Choice, KernelFigure, choose
+from headrace.runner.torch.probe import Choice, choose
 from tests.unit.runner.torch.model_rig import model
 
 SHAPE = model("llama3")[1].shape
@@ -49,28 +49,15 @@ def test_int4_without_its_kernel_is_served_as_int8(monkeypatch: pytest.MonkeyPat
     assert made.recipe.dtype == "int8" and any("int4 is served as int8" in reason for reason in made.reasons)
 
 
-def figures_of(**micros: float) -> dict[str, KernelFigure]:
-    return {name: KernelFigure(name, True, (value,) * 6) for name, value in micros.items()}
-
-
-@pytest.mark.parametrize(
-    ("fp32", "int8", "int4", "chosen"),
-    [(100.0, 100.0, 100.0, "fp32"), (1000.0, 100.0, 300.0, "int8"), (1000.0, 300.0, 50.0, "int4")],
-)
-def test_auto_leaves_a_more_faithful_dtype_only_for_a_much_faster_one(
-    monkeypatch: pytest.MonkeyPatch, fp32: float, int8: float, int4: float, chosen: str
-) -> None:
-    measured = figures_of(fp32=fp32, onednn=int8, wide=1e9, int4=int4)
-    monkeypatch.setattr(probe, "_measure", lambda name, exact, *_: measured[name])
-    monkeypatch.setattr(probe, "_measure_integer", lambda name, _: measured[name])
-    monkeypatch.setattr(probe, "_measure_int4", lambda *_: measured["int4"])
-    made: Choice = choose(SHAPE)
+@pytest.mark.parametrize(("bits", "chosen"), [(5.8, "int4"), (8.5, "int8"), (16.0, "int8")])
+def test_auto_follows_what_the_file_holds_and_not_the_clock(bits: float, chosen: str) -> None:
+    made: Choice = choose(SHAPE, stored_bits=bits)
     assert made.recipe.dtype == chosen and made.reasons[-1].startswith(f"auto: {chosen}")
 
 
-def test_auto_takes_nothing_whose_rows_depend_on_their_company(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "_min_rows", lambda _: None)
-    assert choose(SHAPE).recipe.dtype != "fp32"
+def test_auto_without_the_4_bit_kernel_is_int8(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_measure_int4", lambda *_: None)
+    assert choose(SHAPE, stored_bits=4.5).recipe.dtype == "int8"
 
 
 def test_an_unknown_dtype_is_refused() -> None:

@@ -62,6 +62,19 @@ def test_small_chunks(desk: Desk, alone: tuple[list[int], list[torch.Tensor]], c
     assert same_bits(desk.logits[0], alone[1])
 
 
+def test_every_first_chunk_up_to_a_tile_and_more(desk: Desk) -> None:
+    """Kernels treat the ends of short products in their own ways: every size has to be tried."""
+    desk.begin(0, PROMPT[:80])
+    truth = desk.generate(0, 1), desk.logits[0]
+    desk.end(0)
+    for first in range(1, 70):
+        desk.begin(0, PROMPT[:80])
+        desk.advance({0: first})
+        assert desk.generate(0, 1) == truth[0], first
+        desk.end(0)
+        assert same_bits(desk.logits[0], truth[1]), first
+
+
 @pytest.mark.parametrize("neighbours", [1, 2, 3, 7, 8, 15, 16, 31])
 def test_neighbours(desk: Desk, alone: tuple[list[int], list[torch.Tensor]], neighbours: int) -> None:
     desk.begin(0, PROMPT)

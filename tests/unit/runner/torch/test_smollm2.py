@@ -45,6 +45,22 @@ def test_fp32_logits_are_those_of_transformers(checkpoint: TensorCheckpoint) -> 
     assert (torch.stack(desk.logits[0]) - truth).abs().max() < 1e-3
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "int8", "int4"])
+def test_a_short_prompt_gives_the_bits_it_gives_inside_a_longer_chunk(checkpoint: TensorCheckpoint, dtype: str) -> None:
+    """Three queries share a key head here: eleven tokens are one query more than a kernel's block of 32."""
+    desk = Desk(checkpoint, Recipe(dtype, LADDER), slots=2, blocks=32)
+    for length in (10, 11, 12, 21, 43):
+        desk.begin(0, PROMPT[:length])
+        desk.generate(0, 1)
+        desk.begin(1, PROMPT[:length])
+        for position in range(length):
+            desk.advance({1: 1})
+            assert position + 1 == length or not desk.logits[1]
+        assert same_bits(desk.logits[1], desk.logits[0]), length
+        desk.end(0)
+        desk.end(1)
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_quantised_rows_are_exact(checkpoint: TensorCheckpoint, dtype: str) -> None:
     desk = Desk(checkpoint, Recipe(dtype, LADDER), slots=8, blocks=64)
