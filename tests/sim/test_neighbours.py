@@ -63,6 +63,16 @@ def test_a_flood_of_long_prompts_costs_others_one_step(depth: int) -> None:
     assert np.percentile(filled, 10) >= 0.9
 
 
+def test_no_single_request_pays_more_than_the_step_it_met() -> None:
+    alone, _, _ = _quiet_ttfts(flood=False)
+    beside, _, rig = _quiet_ttfts(flood=True)
+    arrivals = [0.5 + place for place in range(len(beside))]
+    ends = np.cumsum([planned.predicted_s for planned in rig.plans])
+    # The flood keeps the device busy, so steps follow each other without a gap.
+    met = [rig.plans[int(np.searchsorted(ends, arrival_s, side="right"))].predicted_s for arrival_s in arrivals]
+    assert all(ttft - alone.max() <= 1.1 * step_s for ttft, step_s in zip(beside, met, strict=True))
+
+
 def _allowed_s(plan: Plan) -> float:
     """Its target; where somebody decodes in it, twice what the decode rows take alone, at most."""
     decode = plan.counts == 1

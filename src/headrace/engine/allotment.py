@@ -235,13 +235,14 @@ class Allotment:
     def _chunk(self, sequence: Sequence, start: int, pending: int, draft: Draft) -> int:
         """How many tokens the sequence may compute in this step.
 
-        Whole prompts share the step as its target allows. A part of one may double a step in which another
+        Whole prompts share the step as its target allows. A part of one, the last included, may double a step in which another
         tenant decodes, and where it comes after another tenant's newcomer, whose first token then waits for
         it, lengthen the step by a tenth.
         """
         budget = draft.budget
         count = budget.chunk(start, pending)
-        if count == pending:
+        begins = sequence.phase is Phase.WAITING or sequence.begun_in == self._state.planning
+        if count == pending and begins:
             return count
         target_s = budget.parts_s if self._others_decode(sequence.tenant) else budget.target_s
         if draft.newcomer is not None and draft.newcomer[0] != sequence.tenant:
