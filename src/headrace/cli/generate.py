@@ -66,10 +66,9 @@ def generate(
     from headrace.worker.assembly import LoadSettings
 
     check_finite(temperature=temperature, top_p=top_p)
-    if prompt is None and file is None:
-        raise InvalidInput('give a prompt, or a file of them with --file: headrace generate "Hello"', param="prompt")
-    if prompt is not None and file is not None:
-        raise InvalidInput("give a prompt or --file, not both", param="prompt")
+    _check_source(prompt, file)
+    if system is not None and (raw or file is not None):
+        raise InvalidInput("--system goes with a prompt that is a message", param="--system")
     defaults = Ask(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -78,10 +77,6 @@ def generate(
         seed=seed,
         stop=stop or [],
     )
-    if system is not None and (raw or file is not None):
-        raise InvalidInput("--system goes with a prompt that is a message", param="--system")
-    if file is not None and output is not None and output.exists() and file.exists() and output.samefile(file):
-        raise InvalidInput("--output would overwrite --file", param="--output")
     settings = LoadSettings(dtype=dtype, slots=slots)
     if prompt is not None:
         ask = _ask(defaults, prompt, system, raw=raw)
@@ -89,11 +84,27 @@ def generate(
             _answer(local, ask, as_json=as_json)
         return
     assert file is not None
-    if as_json and output is None:
-        raise InvalidInput("--file with --json needs --output for the replies", param="--output")
+    _check_target(file, output, as_json=as_json)
     # Opened first: a model takes seconds to load, and a misspelt path should not.
     with _source(file) as source, _target(output) as target, open_local(model, settings) as local:
+        if output is not None:
+            # Only now: what an earlier run wrote must survive a model that cannot be loaded.
+            target.truncate(0)
         _run_file(local, source, target, defaults, as_json=as_json)
+
+
+def _check_source(prompt: str | None, file: Path | None) -> None:
+    if prompt is None and file is None:
+        raise InvalidInput('give a prompt, or a file of them with --file: headrace generate "Hello"', param="prompt")
+    if prompt is not None and file is not None:
+        raise InvalidInput("give a prompt or --file, not both", param="prompt")
+
+
+def _check_target(file: Path, output: Path | None, *, as_json: bool) -> None:
+    if as_json and output is None:
+        raise InvalidInput("--file with --json needs --output for the replies", param="--output")
+    if output is not None and output.exists() and file.exists() and output.samefile(file):
+        raise InvalidInput("--output would overwrite --file", param="--output")
 
 
 def _ask(defaults: Ask, prompt: str, system: str | None, *, raw: bool) -> Ask:
@@ -189,7 +200,7 @@ def _target(path: Path | None) -> Iterator[BinaryIO]:
     if path is None:
         yield sys.stdout.buffer
         return
-    with _opened(path, "wb") as file:
+    with _opened(path, "ab") as file:
         yield file
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.generate import _lines, generate
-from headrace.core.errors import InvalidInput
+from headrace.core.errors import InvalidInput, NotFound
 
 
 def refused(**options: object) -> str:
@@ -30,6 +30,15 @@ def test_the_input_is_never_overwritten(tmp_path: Path) -> None:
     asks.write_text("{}\n")
     assert "overwrite" in refused(file=asks, output=asks)
     assert asks.read_text() == "{}\n"
+
+
+def test_what_an_earlier_run_wrote_survives_a_model_that_is_not_there(tmp_path: Path) -> None:
+    asks, replies = tmp_path / "asks.jsonl", tmp_path / "replies.jsonl"
+    asks.write_text("{}\n")
+    replies.write_text("precious\n")
+    with pytest.raises(NotFound):
+        generate(model="no such model", file=asks, output=replies)
+    assert replies.read_text() == "precious\n"
 
 
 def test_a_line_that_is_too_long_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
