@@ -78,10 +78,104 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     tenants: tuple[TenantConfig, ...] = ()
 
 
+class FakeConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The model of a worker that has none: byte tokens, answers computable from the prompt, settable cost."""
+
+    vocab_size: int = 512
+    context_len: int = 8192
+    slots: int = 32
+    blocks: int = 4096
+    depth: int = 1
+    profile: CostProfile = CostProfile()
+    # Steps take the time that the profile says.
+    sleep: bool = True
+    eos_probability: float = 0.0
+
+
+class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """One model to serve. `source` is what `headrace models` understands: a name of ours or a path.
+
+    `runner` is torch or fake. Zero and None leave a size to the model and the machine.
+    """
+
+    name: str
+    source: str = ""
+    aliases: tuple[str, ...] = ()
+    workers: int = 1
+    runner: str = "torch"
+    dtype: str = "auto"
+    slots: int = 32
+    context_len: int | None = None
+    kv_tokens: int | None = None
+    threads: int = 0
+    fake: FakeConfig = FakeConfig()
+
+
+class TenantEntry(Struct, frozen=True, forbid_unknown_fields=True):
+    """A tenant of the configuration file. `keys` are SHA-256 in hex: a key itself is never written down."""
+
+    name: str
+    keys: tuple[str, ...] = ()
+    # What its keys may do besides generate: metrics, admin.
+    scopes: tuple[str, ...] = ()
+    tier: str = "plus"
+    weight: float = 1.0
+    max_slots: int | None = None
+    max_blocks: int | None = None
+    reserved_slots: int = 0
+    reserved_blocks: int = 0
+
+    def in_engine(self) -> TenantConfig:
+        return TenantConfig(
+            name=self.name,
+            weight=self.weight,
+            tier=self.tier,
+            max_slots=self.max_slots,
+            max_blocks=self.max_blocks,
+            reserved_slots=self.reserved_slots,
+            reserved_blocks=self.reserved_blocks,
+        )
+
+
+class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The HTTP face: where it listens, what it takes in, how it streams."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    # Host headers that are answered besides loopback names and the address listened on; "*" answers all.
+    allowed_hosts: tuple[str, ...] = ()
+    # Origins of pages elsewhere whose scripts may call; none by default.
+    allowed_origins: tuple[str, ...] = ()
+    # A request must be here, headers and body, after this long.
+    receive_s: float = 30.0
+    max_headers: int = 100
+    max_header_bytes: int = 32 << 10
+    max_body_bytes: int = 8 << 20
+    max_open_requests: int = 10_000
+    # Silence of a stream is broken by a comment this often.
+    heartbeat_s: float = 10.0
+    # Deltas within this time are sent as one; 0 sends each step's at once.
+    coalesce_s: float = 0.0
+    # How long a stream goes on when its client went away.
+    disconnect_grace_s: float = 10.0
+    # Text that a client has not read: past this its sequences pause, past the time they are aborted.
+    max_unread_bytes: int = 256 << 10
+    max_unread_s: float = 60.0
+    # Open streams may take this long to finish when the server is told to stop.
+    drain_s: float = 30.0
+
+
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """The whole tree. A section is added with the package that reads it."""
 
     engine: EngineConfig = field(default_factory=EngineConfig)
+    gateway: GatewayConfig = GatewayConfig()
+    models: tuple[ModelConfig, ...] = ()
+    tenants: tuple[TenantEntry, ...] = ()
+    # Seconds to sleep when a request enters a stage, by the stage's name: to prove that stages tell the truth.
+    inject: dict[str, float] = {}
 
 
 _POSITIVE_INTS = ("slots", "blocks", "block_size", "context_len", "vocab_size", "max_step_tokens", "max_waiting")

@@ -5,11 +5,16 @@ HeadraceError
 │   └── ContextLengthExceeded 400  prompt, or prompt plus output, longer than the context
 ├── InvalidModel              400  files that are not a model, or not one this engine runs
 │   └── ModelTooLarge         400  weights or one sequence's KV do not fit into memory
+├── Unauthenticated           401  no key, or none we know
+├── Forbidden                 403  a key that may not do this
 ├── NotFound                  404  no such request, model, stream
+│   └── ModelNotFound         404  a model that is not served here
+├── TooLarge                  413  a body beyond its bound
 ├── FetchFailed               502  a source of files could not be reached or broke off; what came is kept
 ├── Refused                   503  not now: `retry_after_s` says when
 │   ├── QueueFull             503  the queue already holds its bound in seconds of work
-│   └── DeadlineUnmeetable    503  the wait alone would pass the deadline
+│   ├── DeadlineUnmeetable    503  the wait alone would pass the deadline
+│   └── Unreachable           503  no worker of this model is ready, or none answers
 ├── TimedOut                  504  queued or running past its limit
 ├── RowFailed                 500  one row of a step failed; the others did not
 └── RunnerFailed              500  the device or its process is gone
@@ -55,6 +60,25 @@ class NotFound(HeadraceError):
     status = 404
 
 
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+
+class Unauthenticated(HeadraceError):
+    code = "invalid_api_key"
+    status = 401
+
+
+class Forbidden(HeadraceError):
+    code = "forbidden"
+    status = 403
+
+
+class TooLarge(HeadraceError):
+    code = "too_large"
+    status = 413
+
+
 class FetchFailed(HeadraceError):
     code = "fetch_failed"
     status = 502
@@ -79,6 +103,13 @@ class QueueFull(Refused):
 
 class DeadlineUnmeetable(Refused):
     code = "deadline_unmeetable"
+
+
+class Unreachable(Refused):
+    code = "unreachable"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, param: str | None = None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, param=param)
 
 
 class TimedOut(HeadraceError):

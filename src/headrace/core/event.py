@@ -77,6 +77,19 @@ class Ended(Struct, frozen=True):
     message: str = ""
 
 
+class EngineLoad(Struct, frozen=True):
+    """What a router needs to know. Seconds are predicted device time."""
+
+    queue_s: float
+    running_s: float
+    waiting: int
+    running: int
+    free_slots: int
+    free_blocks: int
+    used_blocks: int
+    total_blocks: int
+
+
 def _no_ints() -> IntArray:
     return np.zeros(0, np.int32)
 

@@ -1,8 +1,9 @@
 """What a package needs from above or beside it, as Protocols."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
+from headrace.core.messages import Frame
 from headrace.core.plan import Masks, Plan, StepResult
 
 
@@ -51,3 +52,57 @@ class MaskSource(Protocol):
     def masks(self, rows: Sequence[int], numbers: Sequence[int]) -> Masks: ...
 
     def advance(self, number: int, token: int) -> None: ...
+
+
+class Receiver(Protocol):
+    """Who listens at one end of a link. Called on the loop, one message at a time, never after `closed`."""
+
+    def received(self, message: Any) -> None: ...
+
+    def closed(self, why: str) -> None:
+        """Once: the other end left, broke the protocol, or this end closed. `why` is for a log."""
+
+
+class Link(Protocol):
+    """One end of a connection that carries typed messages, in order, whole or not at all."""
+
+    @property
+    def peer(self) -> str: ...
+
+    @property
+    def pending_bytes(self) -> int:
+        """Sent and not yet taken by the system or the other end."""
+
+    def send(self, message: Any) -> None:
+        """Queue a message; returns at once. A link that holds more than its bound closes itself; a closed one
+        drops what it is given, since whoever sent it hears `closed`."""
+
+    def close(self) -> None: ...
+
+
+class Listener(Protocol):
+    @property
+    def address(self) -> str: ...
+
+    async def close(self) -> None:
+        """Take no more connections, and close those there are."""
+
+
+class Network(Protocol):
+    """Where links come from. `incoming` is the union of messages that this end understands: anything else
+    closes the connection, and harms nothing."""
+
+    async def dial(self, address: str, receiver: Callable[[Link], Receiver], incoming: Any) -> Link:
+        """Raises Unreachable when nobody answers there."""
+
+    async def listen(self, address: str, receiver: Callable[[Link], Receiver], incoming: Any) -> Listener: ...
+
+
+class FrameSink(Protocol):
+    """Where the frames of all replicas go: each once, in the order of its worker, and none of a worker's earlier life."""
+
+    def take(self, replica: str, frame: Frame) -> None:
+        """The frame is acknowledged when this returns."""
+
+    def lost(self, replica: str, keys: Sequence[int]) -> None:
+        """These sequences have no worker any more."""

@@ -9,13 +9,12 @@ import math
 from collections import deque
 
 import numpy as np
-from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from headrace.core.config import EngineConfig, check_engine
 from headrace.core.errors import InvalidInput, NotFound
-from headrace.core.event import Counter, Outcome, StepFrame
+from headrace.core.event import Counter, EngineLoad, Outcome, StepFrame
 from headrace.core.plan import Masks, Plan
 from headrace.core.ports import MaskSource, Runner
 from headrace.core.request import Request
@@ -29,19 +28,6 @@ from headrace.engine.state import State
 
 # The proof takes milliseconds per thousand blocks: when idle, and not every time.
 _CHECK_EVERY_S = 10.0
-
-
-class EngineLoad(Struct, frozen=True):
-    """What a router needs to know. Seconds are predicted device time."""
-
-    queue_s: float
-    running_s: float
-    waiting: int
-    running: int
-    free_slots: int
-    free_blocks: int
-    used_blocks: int
-    total_blocks: int
 
 
 class Engine:

@@ -1,0 +1,241 @@
+"""What gateway and worker say to each other: the protocol, whatever carries it. Owns the messages; moves no bytes.
+
+A gateway names each of its sequences by a `key` of its own choosing, never used again. A worker numbers its frames
+per gateway from 1 and keeps each until it is acknowledged. Arrays travel as little-endian bytes. No clock is
+compared across processes: what travels are durations.
+"""
+
+from enum import StrEnum
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from headrace.core.config import TenantConfig
+from headrace.core.event import NUM_COUNTERS, Counters, EngineLoad, Outcome, Waits
+from headrace.core.plan import IntArray, Scores
+from headrace.core.request import Request
+
+PROTOCOL = 1
+
+
+class WorkerState(StrEnum):
+    """A worker's life. Nothing is routed to one that is not READY; one that drains finishes what it has."""
+
+    LOADING = "loading"
+    VERIFYING = "verifying"
+    WARMING = "warming"
+    READY = "ready"
+    DRAINING = "draining"
+    GONE = "gone"
+    FAILED = "failed"
+
+
+class WorkerCard(Struct, frozen=True):
+    """Who a worker is. Zeros and empty strings are not known before it has loaded."""
+
+    name: str
+    model: str
+    index: int
+    pid: int
+    # Larger at each start of the same worker: what an earlier life says later is not believed.
+    epoch: int
+    version: str = ""
+    fingerprint: str = ""
+    dtype: str = ""
+    slots: int = 0
+    blocks: int = 0
+    block_size: int = 0
+    context_len: int = 0
+    vocab_size: int = 0
+    eos_ids: tuple[int, ...] = ()
+
+
+# From gateway to worker.
+
+
+class Hello(Struct, frozen=True, tag="hello"):
+    """The first message on every connection. `gateway` is random per gateway process."""
+
+    protocol: int
+    gateway: str
+
+
+class GrammarText(Struct, frozen=True):
+    """A constraint on a reply, as `text.grammar.Grammar` has it; it was checked where the request came in."""
+
+    kind: str
+    source: str = ""
+
+
+class Submit(Struct, frozen=True, tag="submit"):
+    """Answered by rows, and by exactly one `End` or `Refusal`, all in frames."""
+
+    key: int
+    request: Request
+    grammar: GrammarText | None = None
+
+
+class Abort(Struct, frozen=True, tag="abort"):
+    """Of what was emitted, tokens past `used_tokens` are overrun. Unknown keys have ended already: ignored."""
+
+    key: int
+    used_tokens: int | None = None
+
+
+class Withdraw(Struct, frozen=True, tag="withdraw"):
+    """Take back what has not started: its `End` then says `withdrawn`. Else nothing happens."""
+
+    key: int
+
+
+class Pause(Struct, frozen=True, tag="pause"):
+    key: int
+
+
+class Resume(Struct, frozen=True, tag="resume"):
+    key: int
+
+
+class Ack(Struct, frozen=True, tag="ack"):
+    """Every frame up to and with this number was taken over."""
+
+    frame: int
+
+
+class Tenants(Struct, frozen=True, tag="tenants"):
+    """Weights, caps and reservations from now on, of all tenants."""
+
+    tenants: tuple[TenantConfig, ...]
+
+
+class Drain(Struct, frozen=True, tag="drain"):
+    """Take nothing new, finish what there is, abort what is left after the grace, then exit."""
+
+    grace_s: float
+
+
+FromGateway = Hello | Submit | Abort | Withdraw | Pause | Resume | Ack | Tenants | Drain
+
+
+# From worker to gateway.
+
+
+class Welcome(Struct, frozen=True, tag="welcome"):
+    """The answer to `Hello`."""
+
+    protocol: int
+    card: WorkerCard
+    state: WorkerState
+
+
+class End(Struct, frozen=True):
+    """The terminal event of a sequence, by the gateway's key."""
+
+    key: int
+    outcome: Outcome
+    reason: str
+    counters: Counters
+    waits: Waits
+    preemptions: int = 0
+    message: str = ""
+
+
+class Refusal(Struct, frozen=True):
+    """A submission that was not accepted, with the fields of its error."""
+
+    key: int
+    code: str
+    message: str
+    param: str | None = None
+    retry_after_s: float | None = None
+
+
+class ScoreTable(Struct, frozen=True):
+    """`core.plan.Scores` as bytes; owners are keys. `width` is the number of alternatives per entry."""
+
+    owners: bytes
+    positions: bytes
+    logprobs: bytes
+    top_ids: bytes
+    top_logprobs: bytes
+    width: int
+
+    @staticmethod
+    def pack(scores: Scores) -> "ScoreTable":
+        return ScoreTable(
+            scores.owners.astype("<i8").tobytes(),
+            scores.positions.astype("<i4").tobytes(),
+            scores.logprobs.astype("<f4").tobytes(),
+            scores.top_ids.astype("<i4").tobytes(),
+            scores.top_logprobs.astype("<f4").tobytes(),
+            scores.top_ids.shape[1],
+        )
+
+    def unpack(self) -> Scores:
+        """ValueError where the lengths disagree."""
+        owners = np.frombuffer(self.owners, "<i8")
+        shape = (len(owners), self.width)
+        return Scores(
+            owners,
+            np.frombuffer(self.positions, "<i4"),
+            np.frombuffer(self.logprobs, "<f4"),
+            np.frombuffer(self.top_ids, "<i4").reshape(shape),
+            np.frombuffer(self.top_logprobs, "<f4").reshape(shape),
+        )
+
+
+class Frame(Struct, frozen=True, tag="frame"):
+    """One step for one gateway: a token per row, then what ended and what was not accepted."""
+
+    number: int
+    step: int
+    keys: bytes = b""
+    indices: bytes = b""
+    tokens: bytes = b""
+    counters: bytes = b""
+    ended: tuple[End, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+    scores: ScoreTable | None = None
+    load: EngineLoad | None = None
+
+    @staticmethod
+    def pack_rows(
+        keys: NDArray[np.int64], indices: IntArray, tokens: IntArray, counters: IntArray
+    ) -> tuple[bytes, bytes, bytes, bytes]:
+        return (
+            keys.astype("<i8").tobytes(),
+            indices.astype("<i4").tobytes(),
+            tokens.astype("<i4").tobytes(),
+            counters.astype("<i4").tobytes(),
+        )
+
+    def rows(self) -> list[tuple[int, int, int]]:
+        """Key, token index and token of each row."""
+        keys, indices, tokens = (
+            np.frombuffer(data, kind).tolist()
+            for data, kind in ((self.keys, "<i8"), (self.indices, "<i4"), (self.tokens, "<i4"))
+        )
+        return list(zip(keys, indices, tokens, strict=True))
+
+    def counter_rows(self) -> IntArray:
+        return np.frombuffer(self.counters, "<i4").reshape(-1, NUM_COUNTERS)
+
+
+class Beat(Struct, frozen=True, tag="beat"):
+    """Twice a second at least, and at once when the state changes, from a thread that no step can hold up.
+
+    `step_age_s` is how long the oldest step in flight has run, 0 when none has. `service` is what each tenant was
+    given since the last beat, in device-seconds. `progress` (0 to 1) and `note` are for a person who waits.
+    """
+
+    state: WorkerState
+    card: WorkerCard
+    load: EngineLoad
+    step_age_s: float = 0.0
+    service: dict[str, float] = {}
+    progress: float = 0.0
+    note: str = ""
+
+
+FromWorker = Welcome | Frame | Beat
