@@ -55,15 +55,6 @@ class ModelTooLarge(InvalidModel):
     code = "model_too_large"
 
 
-class NotFound(HeadraceError):
-    code = "not_found"
-    status = 404
-
-
-class ModelNotFound(NotFound):
-    code = "model_not_found"
-
-
 class Unauthenticated(HeadraceError):
     code = "invalid_api_key"
     status = 401
@@ -72,6 +63,15 @@ class Unauthenticated(HeadraceError):
 class Forbidden(HeadraceError):
     code = "forbidden"
     status = 403
+
+
+class NotFound(HeadraceError):
+    code = "not_found"
+    status = 404
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
 
 
 class TooLarge(HeadraceError):
