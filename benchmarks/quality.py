@@ -53,7 +53,7 @@ def measure(path: Path, dtype: str, num_tokens: int) -> tuple[np.ndarray, np.nda
     )
     choice = choose(checkpoint.shape, dtype)
     assert choice.recipe.dtype == dtype, f"{dtype} is not available here: {choice.reasons}"
-    runner = TorchRunner(config, checkpoint, choice.recipe, wide_attention=choice.wide_attention)
+    runner = TorchRunner(config, checkpoint, choice.recipe, cuts=choice.cuts)
     runner.load()
     engine = Engine(config, runner)
     started_s = time.perf_counter()

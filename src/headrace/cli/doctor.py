@@ -94,7 +94,7 @@ def _kernels(model: str, dtype: str) -> dict[str, Any]:
     return {
         "chosen": f"{choice.recipe.dtype}; {exact}",
         "integer kernels": ladder,
-        "attention": "tokens share products" if choice.wide_attention else "token by token",
+        "attention": f"{'tokens share products' if choice.cuts.wide else 'token by token'}, read in steps of {choice.cuts.coarse}",
         "because": list(choice.reasons) or "it was asked for",
         **{
             figure.name: f"{'exact' if figure.exact else 'not exact'}; "

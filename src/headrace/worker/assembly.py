@@ -45,6 +45,13 @@ class LoadedModel:
 
 def load_model(checkpoint: Checkpoint, settings: LoadSettings, progress: Progress | None = None) -> LoadedModel:
     """Raises InvalidModel for files that are no model, ModelTooLarge when it does not fit; nothing is kept then."""
+    loaded = load_weights(checkpoint, settings, progress)
+    loaded.config = replace(loaded.config, profile=measure_profile(loaded.runner, loaded.config))
+    return loaded
+
+
+def load_weights(checkpoint: Checkpoint, settings: LoadSettings, progress: Progress | None = None) -> LoadedModel:
+    """`load_model` without timing its steps: the profile is a guess."""
     from headrace.runner.torch.probe import choose
     from headrace.runner.torch.runner import TorchRunner
 
@@ -54,13 +61,12 @@ def load_model(checkpoint: Checkpoint, settings: LoadSettings, progress: Progres
         config,
         checkpoint,
         choice.recipe,
-        wide_attention=choice.wide_attention,
+        cuts=choice.cuts,
         threads=settings.threads or None,
         progress=progress,
     )
     memory = runner.fit()
-    config = replace(config, blocks=memory.blocks)
-    return LoadedModel(runner, replace(config, profile=measure_profile(runner, config)), memory, choice)
+    return LoadedModel(runner, replace(config, blocks=memory.blocks), memory, choice)
 
 
 def stored_bits(checkpoint: Checkpoint) -> float:

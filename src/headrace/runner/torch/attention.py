@@ -2,8 +2,8 @@
 
 A row attends to positions 0 .. p of its own sequence, cut at fixed absolute positions by the kernel; what
 lies behind p is masked and adds exact zeros. So neither neighbours nor chunking move a bit of it, provided the
-kernel's products do not depend on how many queries share them (`wide`); where they do, every token is a
-batch entry of its own and all shapes are fixed (`narrow`). Knows blocks, not slots.
+kernel's products depend neither on how many queries share them nor on how far one reads past p. Where that holds
+is a processor's matter, found by the probe: `Cuts`. Knows blocks, not slots.
 """
 
 import math
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,14 +21,38 @@ from headrace.weights.shape import ModelShape
 
 IndexArray = NDArray[np.int64]
 
-# Positions are read in multiples of this many: whole vectors on every processor.
-WIDE_SPAN = 32
-# The kernel cuts at 512 positions; in whole cuts its products have one shape.
-NARROW_SPAN = 512
+# Up to this many positions products are small enough to be added in one go on every processor seen so far.
+SHORT = 256
 # Tokens of a chunk that go through the kernel together.
 TILE = 32
 # Positions that one group of single rows may gather at a time, padding included: bounds the workspace.
 MAX_GATHERED = 16384
+
+
+class Cuts(Struct, frozen=True):
+    """How far is read: in multiples of `fine` positions up to SHORT, of `coarse` beyond.
+
+    `wide`: tokens of a chunk share products; else every token is a batch entry of its own and shapes are fixed.
+    """
+
+    fine: int = 32
+    coarse: int = 32
+    wide: bool = True
+
+    def length(self, stop: int) -> int:
+        """Positions to read for tokens that see `stop` of them."""
+        step = self.fine if stop <= SHORT else self.coarse
+        return -(-stop // step) * step
+
+    def in_blocks(self, block_size: int) -> "Cuts":
+        """The same in whole blocks."""
+        return replace(self, fine=math.lcm(self.fine, block_size), coarse=math.lcm(self.coarse, block_size))
+
+
+# The kernel cuts at 512 positions; in whole cuts its products have one shape.
+NARROW = Cuts(512, 512, wide=False)
+# In the order of what they cost.
+CUTS = (Cuts(), Cuts(32, 256), Cuts(512, 512), NARROW)
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,9 +82,8 @@ def fill_tile(tokens: Tensor) -> Tensor:
 
 
 class Attention:
-    def __init__(self, shape: ModelShape, cache: KvCache, *, wide: bool = True) -> None:
-        self.wide = wide
-        self.span = math.lcm(WIDE_SPAN if wide else NARROW_SPAN, cache.block_size)
+    def __init__(self, shape: ModelShape, cache: KvCache, cuts: Cuts) -> None:
+        self.cuts = cuts.in_blocks(cache.block_size)
         self._cache = cache
         self._heads, self._dim = shape.num_kv_heads, shape.head_dim
         self._queries = shape.num_heads // shape.num_kv_heads
@@ -68,7 +93,7 @@ class Attention:
         self._ramp = torch.empty(0, 0)
 
     def group(self, first: int, ends: IndexArray, tables: IndexArray) -> Group:
-        """Rows that end before `ends`; `tables` [count, blocks] is padded to a whole number of spans."""
+        """Rows that end before `ends`; `tables` [count, blocks] is padded to what is read."""
         visible = torch.arange(tables.shape[1] * self._cache.block_size)[None] < torch.from_numpy(ends)[:, None]
         mask = torch.zeros(visible.shape).masked_fill_(~visible, -math.inf)
         return Group(first, len(ends), self._lines(tables), mask[:, None, None])
@@ -103,10 +128,10 @@ class Attention:
             count = min(TILE, chunk.count - offset)
             tokens = slice(chunk.first + offset, chunk.first + offset + count)
             start = chunk.start + offset
-            length = -(-(start + count) // self.span) * self.span
+            length = self.cuts.length(start + count)
             near_keys, near_values = keys[:, :, :length], values[:, :, :length]
             mask = self._slope(start, length)
-            if self.wide:
+            if self.cuts.wide:
                 # Always whole tiles: a kernel treats the few queries at the end of a shorter one differently.
                 whole = fill_tile(queries[tokens])
                 tile = whole.transpose(0, 1).reshape(1, self._heads, -1, self._dim)

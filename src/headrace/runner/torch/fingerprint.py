@@ -7,15 +7,16 @@ from collections.abc import Mapping
 import msgspec
 import torch
 
+from headrace.runner.torch.attention import Cuts
 from headrace.runner.torch.packing import Recipe
 
 
-def fingerprint(digest: Mapping[str, str], recipe: Recipe, *, wide: bool) -> str:
+def fingerprint(digest: Mapping[str, str], recipe: Recipe, cuts: Cuts) -> str:
     """The ladder is left out: its kernels agree to the last bit. Threads are, too: they cut no sum."""
     parts = (
         sorted(digest.items()),
         recipe.numerics(),
-        ("kv", "fp32", "wide" if wide else "narrow"),
+        ("kv", "fp32", cuts),
         (str(torch.__version__), platform.machine(), torch.backends.cpu.get_cpu_capability()),
     )
     return f"{recipe.dtype}-{hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]}"

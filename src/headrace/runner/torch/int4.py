@@ -27,6 +27,11 @@ def quantise_groups(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return digits.to(torch.uint8).view_as(weight), scales.squeeze(-1), offsets
 
 
+def has_native_kernel() -> bool:
+    """Elsewhere the operation exists as a plain loop, hundreds of times slower than any other dtype."""
+    return bool(torch.backends.kleidiai.is_available())  # type: ignore[no-untyped-call]
+
+
 class Int4Linear:
     """Needs a width that is a multiple of 32."""
 

@@ -12,8 +12,8 @@ from msgspec import Struct
 from torch import Tensor
 
 from headrace.core.errors import InvalidInput
-from headrace.runner.torch.attention import NARROW_SPAN, TILE, WIDE_SPAN, fill_tile
-from headrace.runner.torch.int4 import GROUP, Int4Linear
+from headrace.runner.torch.attention import CUTS, TILE, Cuts, fill_tile
+from headrace.runner.torch.int4 import GROUP, Int4Linear, has_native_kernel
 from headrace.runner.torch.kernels import KERNELS, LARGEST, Kernel
 from headrace.runner.torch.linear import padded_product
 from headrace.runner.torch.packing import Recipe
@@ -25,6 +25,8 @@ DTYPES = ("auto", "fp32", "int8", "int4")
 ROWS = (1, 2, 4, 8, 32, 256)
 _CHECKED_ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 64)
 _MIN_ROWS = (2, 4, 16, 32)
+# Positions whose attention is compared: around every border at which a library is known to cut its sums.
+_LASTS = (0, 10, 31, 32, 63, 95, 130, 200, 255, 256, 300, 383, 400, 511, 512, 700, 1100)
 # Bits of a stored weight, scales included, below which it was stored in four.
 _FEW_BITS = 6.5
 _MOST = 1 << 30
@@ -42,7 +44,7 @@ class Choice(Struct, frozen=True):
     """What to run, whether its rows are exact, and why, in words."""
 
     recipe: Recipe
-    wide_attention: bool
+    cuts: Cuts
     row_exact: bool
     figures: tuple[KernelFigure, ...]
     reasons: tuple[str, ...]
@@ -71,8 +73,8 @@ def _choose(shape: ModelShape, dtype: str, stored_bits: float) -> Choice:
     refused = ", ".join(figure.name for figure in integer if not figure.exact)
     if refused:
         reasons.append(f"not exact on this processor, hence not used for int8: {refused}")
-    wide, attends = _attention_mode(shape)
-    if not wide:
+    cuts, attends = _cuts(shape)
+    if not cuts.wide:
         reasons.append("attention is computed token by token: larger products round otherwise on this processor")
     if dtype == "auto":
         sums = next((figure for figure in integer if figure.exact), None)
@@ -85,7 +87,7 @@ def _choose(shape: ModelShape, dtype: str, stored_bits: float) -> Choice:
     if not row_exact:
         reasons.append("rows may differ in their last bits with the size of a step")
     recipe = Recipe(dtype, ladder, min_rows or 2)
-    return Choice(recipe, wide, row_exact, tuple(figures), tuple(reasons))
+    return Choice(recipe, cuts, row_exact, tuple(figures), tuple(reasons))
 
 
 def _measure_integer(name: str, shape: ModelShape) -> KernelFigure:
@@ -152,7 +154,7 @@ def _fp32_run(shape: ModelShape, min_rows: int) -> Callable[[Tensor], Tensor]:
 
 def _measure_int4(shape: ModelShape, min_rows: int | None) -> KernelFigure | None:
     hidden = shape.hidden_size
-    if hidden % GROUP:
+    if hidden % GROUP or not has_native_kernel():
         return None
     try:
         linear = Int4Linear(
@@ -169,35 +171,37 @@ def _measure_int4(shape: ModelShape, min_rows: int | None) -> KernelFigure | Non
         return None
 
 
-def _attention_mode(shape: ModelShape) -> tuple[bool, bool]:
-    """Whether tokens may share a product, and whether what is left is exact."""
-    if _attends_alike(shape, WIDE_SPAN, wide=True):
-        return True, True
-    return False, _attends_alike(shape, NARROW_SPAN, wide=False)
+def _cuts(shape: ModelShape) -> tuple[Cuts, bool]:
+    """The cheapest way to read that is exact here, and whether there is one."""
+    found = next((cuts for cuts in CUTS if _attends_alike(shape, cuts)), None)
+    return found or CUTS[-1], found is not None
 
 
-def _attends_alike(shape: ModelShape, span: int, *, wide: bool) -> bool:
-    """Single tokens against tiles and against longer reads, at the end of several lengths."""
+def _attends_alike(shape: ModelShape, cuts: Cuts) -> bool:
+    """One token by itself, in tiles that begin elsewhere, and with more read behind it: always the same bits."""
     heads, dim = shape.num_kv_heads, shape.head_dim
     group = max(2, shape.num_heads // heads)
-    length = 1280 if wide else 1536
-    keys, values = torch.randn(2, 1, heads, length, dim)
-    queries = torch.randn(length, heads, group, dim)
-    for stop, most in ((1, 1), (5, 5), (11, 11), (31, 31), (64, 23), (200, 2), (513, 32), (700, 32), (1100, 32)):
-        count = most
-        tokens = torch.arange(stop - count, stop)
-        alone = torch.cat([_attend(queries[i : i + 1], keys, values, int(i) + 1, span, False) for i in tokens])
-        for extra in (0, 300 if stop < 900 else 0):
-            tile = _attend(queries[tokens], keys, values, stop, span, wide, extra)
-            if not torch.equal(tile, alone):
+    keys, values = torch.randn(2, 1, heads, 2048, dim)
+    queries = torch.randn(1200, heads, group, dim)
+    for last in _LASTS:
+        own = cuts.length(last + 1)
+        truth = _attend(queries[last : last + 1], keys, values, last + 1, own, wide=False)
+        for length in sorted({own, *(cuts.length(last + 1 + more) for more in (31, 64, 130, 300, 512))}):
+            if not torch.equal(_attend(queries[last : last + 1], keys, values, last + 1, length, wide=False), truth):
                 return False
+            for start in (last, last - 7, last - 31):
+                stop = min(start + TILE, length)
+                if start < 0 or stop <= last or cuts.length(stop) > length:
+                    continue
+                tile = _attend(queries[start:stop], keys, values, stop, length, wide=cuts.wide)
+                if not torch.equal(tile[last - start : last - start + 1], truth):
+                    return False
     return True
 
 
-def _attend(queries: Tensor, keys: Tensor, values: Tensor, stop: int, span: int, wide: bool, extra: int = 0) -> Tensor:
-    """queries [t, heads, group, dim] of the tokens that end at `stop`, reading `extra` positions for nothing."""
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, stop: int, length: int, *, wide: bool) -> Tensor:
+    """queries [t, heads, group, dim] of the tokens that end at `stop`, reading `length` positions."""
     count, heads, group, dim = queries.shape
-    length = -(-(stop + extra) // span) * span
     visible = torch.arange(length)[None] < torch.arange(stop - count + 1, stop + 1)[:, None]
     mask = torch.zeros(count, length).masked_fill_(~visible, float("-inf"))
     keys, values = keys[:, :, :length], values[:, :, :length]

@@ -17,7 +17,7 @@ from torch import Tensor
 from headrace.core.config import EngineConfig
 from headrace.core.errors import InvalidModel, ModelTooLarge, RunnerFailed
 from headrace.core.plan import IntArray, Masks, Plan, RowStatus, StepResult
-from headrace.runner.torch.attention import Attention
+from headrace.runner.torch.attention import CUTS, Attention, Cuts
 from headrace.runner.torch.decoder import Decoder, DecoderWeights
 from headrace.runner.torch.fingerprint import fingerprint
 from headrace.runner.torch.kv_cache import KvCache
@@ -68,7 +68,7 @@ class TorchRunner:
         checkpoint: Checkpoint,
         recipe: Recipe,
         *,
-        wide_attention: bool = True,
+        cuts: Cuts = CUTS[0],
         threads: int | None = None,
         poison: bool = False,
         keep_logits: bool = False,
@@ -89,7 +89,7 @@ class TorchRunner:
         self._config = config
         self._shape = shape
         self._checkpoint = checkpoint
-        self._wide = wide_attention
+        self._cuts = cuts
         self._poison = poison
         self._keep_logits = keep_logits
         self._progress = progress
@@ -109,7 +109,7 @@ class TorchRunner:
     @property
     def fingerprint(self) -> str:
         """Two runners with the same one give the same logits to the last bit."""
-        return fingerprint(self._checkpoint.digest(), self.recipe, wide=self._wide)
+        return fingerprint(self._checkpoint.digest(), self.recipe, self._cuts)
 
     @property
     def config(self) -> EngineConfig:
@@ -166,7 +166,7 @@ class TorchRunner:
         shape, config = self._shape, self._config
         with torch.inference_mode():
             self._cache = KvCache(shape, blocks, config.block_size, poison=self._poison)
-            self._attention = Attention(shape, self._cache, wide=self._wide)
+            self._attention = Attention(shape, self._cache, self._cuts)
             self._decoder = Decoder(shape, self._weights, self._cache, self._attention, config.context_len)
         self._reset()
         self._gone = ""
@@ -249,7 +249,7 @@ class TorchRunner:
 
     def _reset(self) -> None:
         config = self._config
-        self._table = SlotTable(config, self._attention.span)
+        self._table = SlotTable(config, self._attention.cuts.coarse)
         self._sampler = Sampler(config.slots, config.vocab_size, config.eos_ids, torch.device("cpu"))
 
     def _compute(self, plan: Plan) -> _Flight:

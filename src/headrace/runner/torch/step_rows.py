@@ -82,10 +82,10 @@ def _groups(
     """Cut the single rows, which are sorted by length, wherever rows get too short or too many."""
     groups, first = [], 0
     while first < singles:
-        longest = -(-int(ends[first]) // attention.span) * attention.span
+        longest = attention.cuts.length(int(ends[first]))
         most = max(1, MAX_GATHERED // longest)
         stop = first + 1
-        while stop < min(singles, first + most) and ends[stop] + attention.span > _LEAST_SHARE * longest:
+        while stop < min(singles, first + most) and ends[stop] + attention.cuts.fine > _LEAST_SHARE * longest:
             stop += 1
         span = slice(first, stop)
         tables = _padded(table, slots[span], ends[span], cache, attention)
@@ -95,8 +95,8 @@ def _groups(
 
 
 def _padded(table: SlotTable, slots: IndexArray, ends: IndexArray, cache: KvCache, attention: Attention) -> IndexArray:
-    """The blocks up to the longest of `ends`, in whole spans; behind a row's own end, the block that holds zeros."""
-    columns = -(-int(ends.max()) // attention.span) * attention.span // cache.block_size
+    """The blocks up to the longest of `ends`, as far as is read; behind a row's own end, the block that holds zeros."""
+    columns = attention.cuts.length(int(ends.max())) // cache.block_size
     starts = np.arange(columns) * cache.block_size
     return np.where(starts < ends[:, None], table.tables[slots, :columns], cache.blocks)
 

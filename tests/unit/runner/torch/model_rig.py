@@ -25,6 +25,7 @@ from transformers import (
 from headrace.core.config import EngineConfig
 from headrace.core.plan import Plan, SlotStart, StepResult
 from headrace.core.request import SamplingParams
+from headrace.runner.torch.attention import CUTS, Cuts
 from headrace.runner.torch.packing import Recipe
 from headrace.runner.torch.runner import TorchRunner
 from headrace.weights.generation import GenerationDefaults
@@ -156,7 +157,7 @@ class Desk:
         *,
         slots: int = 33,
         blocks: int = 400,
-        wide: bool = True,
+        cuts: Cuts = CUTS[0],
         context_len: int = 1024,
     ) -> None:
         self.config = EngineConfig(
@@ -168,7 +169,7 @@ class Desk:
             eos_ids=(0,),
             max_step_tokens=2048,
         )
-        self.runner = TorchRunner(self.config, checkpoint, recipe, wide_attention=wide, poison=True, keep_logits=True)
+        self.runner = TorchRunner(self.config, checkpoint, recipe, cuts=cuts, poison=True, keep_logits=True)
         self.runner.load()
         self.free = list(range(blocks))
         np.random.default_rng(3).shuffle(self.free)

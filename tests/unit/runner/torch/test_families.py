@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from headrace.runner.torch.attention import CUTS, Cuts
 from headrace.runner.torch.int4 import GROUP, quantise_groups
 from headrace.runner.torch.packing import Recipe
 from tests.unit.runner.torch.model_rig import LADDER, Desk, ids, model
@@ -11,10 +12,10 @@ FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("wide", [True, False])
-def test_fp32_logits_are_those_of_transformers(family: str, wide: bool) -> None:
+@pytest.mark.parametrize("cuts", CUTS)
+def test_fp32_logits_are_those_of_transformers(family: str, cuts: Cuts) -> None:
     network, checkpoint = model(family)
-    desk = Desk(checkpoint, Recipe("fp32"), wide=wide)
+    desk = Desk(checkpoint, Recipe("fp32"), cuts=cuts)
     prompt = ids(70)
     desk.begin(0, prompt)
     tokens = desk.generate(0, 4, chunk=33)

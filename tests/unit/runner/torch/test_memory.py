@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import ModelTooLarge
+from headrace.runner.torch.int4 import has_native_kernel
 from headrace.runner.torch.memory import MemoryPlan, check_weights_fit, free_memory_bytes, plan_memory
 from headrace.runner.torch.packing import Recipe, packed_bytes
 from tests.unit.runner.torch.model_rig import LADDER, Desk, model
@@ -82,7 +83,7 @@ def test_weights_that_do_not_fit() -> None:
         check_weights_fit(20 * MIB, 10 * MIB)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize("dtype", ["fp32", "int8", *(["int4"] if has_native_kernel() else [])])
 def test_packed_size_is_foretold(dtype: str) -> None:
     _, checkpoint = model("mistral")
     recipe = Recipe(dtype, LADDER)

@@ -4,6 +4,7 @@ import pytest
 
 from headrace.core.errors import InvalidInput
 from headrace.runner.torch import probe
+from headrace.runner.torch.int4 import has_native_kernel
 from headrace.runner.torch.kernels import KERNELS, OneDnnKernel
 from headrace.runner.torch.probe import Choice, choose
 from tests.unit.runner.torch.model_rig import model
@@ -49,7 +50,10 @@ def test_int4_without_its_kernel_is_served_as_int8(monkeypatch: pytest.MonkeyPat
     assert made.recipe.dtype == "int8" and any("int4 is served as int8" in reason for reason in made.reasons)
 
 
-@pytest.mark.parametrize(("bits", "chosen"), [(5.8, "int4"), (8.5, "int8"), (16.0, "int8")])
+FEW_BITS = "int4" if has_native_kernel() else "int8"
+
+
+@pytest.mark.parametrize(("bits", "chosen"), [(5.8, FEW_BITS), (8.5, "int8"), (16.0, "int8")])
 def test_auto_follows_what_the_file_holds_and_not_the_clock(bits: float, chosen: str) -> None:
     made: Choice = choose(SHAPE, stored_bits=bits)
     assert made.recipe.dtype == chosen and made.reasons[-1].startswith(f"auto: {chosen}")
