@@ -186,7 +186,11 @@ class ScoreTable(Struct, frozen=True):
 
 
 class Frame(Struct, frozen=True, tag="frame"):
-    """One step for one gateway: a token per row, then what ended and what was not accepted."""
+    """One step for one gateway: what was accepted, a token per row, what ended, what was refused.
+
+    Acceptances, refusals and ends by command are sent at once, before the next step; `step` is then -1. `load` counts
+    everything accepted up to this frame.
+    """
 
     number: int
     step: int
@@ -196,6 +200,8 @@ class Frame(Struct, frozen=True, tag="frame"):
     counters: bytes = b""
     ended: tuple[End, ...] = ()
     refused: tuple[Refusal, ...] = ()
+    # Submissions taken in since the last frame.
+    accepted: tuple[int, ...] = ()
     scores: ScoreTable | None = None
     load: EngineLoad | None = None
 

@@ -12,10 +12,10 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from headrace.core.config import EngineConfig, check_engine
+from headrace.core.config import EngineConfig, TenantConfig, check_engine
 from headrace.core.errors import InvalidInput, NotFound
 from headrace.core.event import Counter, EngineLoad, Outcome, StepFrame
-from headrace.core.plan import Masks, Plan
+from headrace.core.plan import Masks, Plan, StepResult
 from headrace.core.ports import MaskSource, Runner
 from headrace.core.request import Request
 from headrace.engine.checks import check_state
@@ -41,6 +41,7 @@ class Engine:
         self._applier = Applier(self._state)
         self._flights: deque[Flight] = deque()
         self._unsampled: Flight | None = None
+        self._result: StepResult | None = None
         self._next_check_s = -math.inf
 
     # What a gateway asks
@@ -87,7 +88,16 @@ class Engine:
         if not (math.isfinite(seconds) and seconds >= 0.0):
             raise InvalidInput("service must be a finite number of seconds, zero or more", param="seconds")
         tenants = self._state.tenants
-        tenants.charge_one(tenants.index(tenant), seconds)
+        tenants.observe(tenants.index(tenant), seconds)
+
+    def take_service(self) -> dict[str, float]:
+        """Device-seconds each tenant was given here since this was last asked; tenants given none are left out."""
+        return self._state.tenants.take_given()
+
+    def set_tenants(self, tenants: tuple[TenantConfig, ...]) -> None:
+        """Weights, caps and reservations from now on, of all tenants. InvalidInput, nothing changed, if they clash."""
+        check_engine(replace(self._state.config, tenants=tenants))
+        self._state.tenants.replace(tenants)
 
     def clear_prefix_cache(self) -> int:
         """Forget every published prefix: a salt was rotated. Returns how many blocks were forgotten."""
@@ -100,9 +110,7 @@ class Engine:
         while self.begin(now_s):
             pass
         frame = self.end(now_s) if self._flights else self.take_events(now_s)
-        if self.idle and now_s >= self._next_check_s:
-            self._next_check_s = now_s + _CHECK_EVERY_S
-            self.check()
+        self.check_when_idle(now_s)
         return frame
 
     def begin(self, now_s: float) -> bool:
@@ -121,10 +129,17 @@ class Engine:
             self._sample_if_known()
         return True
 
+    def wait(self) -> None:
+        """Wait for the oldest plan, so that `end` can be told when it was done."""
+        if self._flights and self._result is None:
+            self._result = self._runner.collect()
+
     def end(self, now_s: float) -> StepFrame:
         """Wait for the oldest plan, apply it, launch the sampling that waited for its tokens."""
-        flight = self._flights.popleft()
-        result = self._runner.collect()
+        self.wait()
+        flight, result = self._flights.popleft(), self._result
+        assert result is not None
+        self._result = None
         frame = self._applier.apply(flight, result, now_s)
         if self._masks is not None:
             self._advance_masks(frame)
@@ -243,6 +258,11 @@ class Engine:
         if sequence is None:
             raise NotFound(f"no live sequence {number}")
         return sequence.phase
+
+    def check_when_idle(self, now_s: float) -> None:
+        if self.idle and now_s >= self._next_check_s:
+            self._next_check_s = now_s + _CHECK_EVERY_S
+            self.check()
 
     def check(self) -> None:
         """Prove every invariant of the state; AssertionError names the first that is broken."""

@@ -21,6 +21,8 @@ class TenantTable:
         self.names: list[str] = []
         self.level = np.zeros(8)
         self.weight = np.ones(8)
+        # Device-seconds charged here that `take_given` has not told yet.
+        self._given = np.zeros(8)
         self.used_slots: list[int] = []
         self.used_blocks: list[int] = []
         # What is promised to guaranteed sequences and cannot be taken back, of each tenant and in all.
@@ -54,13 +56,20 @@ class TenantTable:
         return self._add(name) if found is None else found
 
     def _add(self, name: str) -> int:
-        config = self._configs.get(name) or TenantConfig(name)
         row = self._spare_row()
         self._index[name] = row
         self.names[row] = name
         self.level[row] = 0.0
-        self.weight[row] = config.weight
+        self._given[row] = 0.0
         self.wait_bias[row] = 1.0
+        self._configure(row)
+        if name not in self._configs:
+            self._idle[row] = None
+        return row
+
+    def _configure(self, row: int) -> None:
+        config = self._configs.get(self.names[row]) or TenantConfig(self.names[row])
+        self.weight[row] = config.weight
         self.max_slots[row] = _NO_CAP if config.max_slots is None else config.max_slots
         self.max_blocks[row] = _NO_CAP if config.max_blocks is None else config.max_blocks
         self.reserved_slots[row] = config.reserved_slots
@@ -69,9 +78,21 @@ class TenantTable:
             self.reserving.append(row)
         if config.max_slots is not None or config.max_blocks is not None:
             self._capped.append(row)
-        if name not in self._configs:
-            self._idle[row] = None
-        return row
+
+    def replace(self, configs: tuple[TenantConfig, ...]) -> None:
+        """Other weights, caps and reservations from now on. Levels stay: what was given was given."""
+        self._configs = {config.name: config for config in configs}
+        self.reserving.clear()
+        self._capped.clear()
+        for name, row in self._index.items():
+            self._configure(row)
+            if name in self._configs:
+                self._idle.pop(row, None)
+            elif not self.num_live[row]:
+                self._idle.setdefault(row, None)
+        self._active_weight = float(sum(self.weight[row] for row in self._active))
+        for config in configs:
+            self.index(config.name)
 
     def _spare_row(self) -> int:
         """A row nobody uses. Forgetting the longest idle tenant costs it nothing: it would be lifted anyway."""
@@ -84,6 +105,7 @@ class TenantTable:
         if row == len(self.level):
             self.level = np.concatenate([self.level, np.zeros(row)])
             self.weight = np.concatenate([self.weight, np.ones(row)])
+            self._given = np.concatenate([self._given, np.zeros(row)])
         self.names.append("")
         counts = (self.used_slots, self.used_blocks, self.guaranteed_slots, self.guaranteed_blocks)
         limits = (self.max_slots, self.max_blocks, self.reserved_slots, self.reserved_blocks)
@@ -130,11 +152,24 @@ class TenantTable:
 
     def charge(self, rows: np.ndarray, seconds: np.ndarray) -> None:
         """Add device-seconds to the tenants of `rows`; negative seconds are a refund."""
-        width = len(self.level)
-        self.level += np.bincount(rows, weights=seconds, minlength=width) / self.weight
+        given = np.bincount(rows, weights=seconds, minlength=len(self.level))
+        self._given += given
+        self.level += given / self.weight
 
     def charge_one(self, tenant: int, seconds: float) -> None:
+        self._given[tenant] += seconds
+        self.observe(tenant, seconds)
+
+    def observe(self, tenant: int, seconds: float) -> None:
+        """Service that was given elsewhere."""
         self.level[tenant] += seconds / self.weight[tenant]
+
+    def take_given(self) -> dict[str, float]:
+        """Device-seconds given here since last asked. A refund that is larger waits for the next charge."""
+        rows = np.flatnonzero(self._given > 0.0).tolist()
+        given = {self.names[row]: float(self._given[row]) for row in rows}
+        self._given[rows] = 0.0
+        return given
 
     def hold_slot(self, tenant: int, change: int, *, guaranteed: bool) -> None:
         self.used_slots[tenant] += change

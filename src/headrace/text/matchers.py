@@ -46,6 +46,14 @@ class Matchers:
             self._building[number] = ticket
         return self._builders.submit(self._build, number, ticket, grammar, tuple(emitted_ids))
 
+    def build(self, grammar: Grammar, emitted_ids: Sequence[int] = ()) -> "Future[LLMatcher]":
+        """Like `add` for a sequence that has no number yet: `put` files the matcher once it has one."""
+        return self._builders.submit(self._make, grammar, tuple(emitted_ids))
+
+    def put(self, number: int, matcher: LLMatcher) -> None:
+        with self._lock:
+            self._matchers[number] = matcher
+
     def remove(self, number: int) -> None:
         with self._lock:
             self._matchers.pop(number, None)
@@ -93,16 +101,19 @@ class Matchers:
     def _build(self, number: int, ticket: object, grammar: Grammar, emitted_ids: tuple[int, ...]) -> None:
         matcher = None
         try:
-            matcher = self._compile(grammar)
-            if not _consume(matcher, emitted_ids):
-                matcher = None
-                raise RowFailed("the tokens emitted so far do not follow the sequence's grammar")
+            matcher = self._make(grammar, emitted_ids)
         finally:
             with self._lock:
                 if self._building.get(number) is ticket:  # else it was removed while being built
                     del self._building[number]
                     if matcher is not None:
                         self._matchers[number] = matcher
+
+    def _make(self, grammar: Grammar, emitted_ids: tuple[int, ...]) -> LLMatcher:
+        matcher = self._compile(grammar)
+        if not _consume(matcher, emitted_ids):
+            raise RowFailed("the tokens emitted so far do not follow the sequence's grammar")
+        return matcher
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         """A matcher of its own for each sequence. Copies would share an automaton, which grows as it is used: where

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 import pytest
 
-from headrace.core.config import EngineConfig
+from headrace.core.config import EngineConfig, TenantConfig
 from headrace.core.errors import InvalidInput, NotFound, RunnerFailed
 from headrace.core.event import Outcome
 from headrace.core.plan import Masks
@@ -451,3 +451,29 @@ def test_tokens_under_load_are_the_tokens_alone(depth: int) -> None:
     assert sum(ended.counters.prompt_cached for ended in rig.ended.values()) > 0
     assert all(ended.outcome is Outcome.FINISHED for ended in rig.ended.values())
     rig.assert_true()
+
+
+def test_a_step_that_was_waited_for_ends_when_it_was_done() -> None:
+    rig = Rig()
+    number = rig.submit(request("a", 8, 2))
+    assert rig.plan() is not None
+    rig.clock.time_s = 0.5
+    rig.engine.wait()
+    rig.engine.wait()
+    rig.take(rig.engine.end(0.5))
+    rig.run()
+    assert rig.ended[number].waits.prefill_s == pytest.approx(0.5)
+    rig.assert_true()
+
+
+def test_tenants_that_clash_are_refused_and_change_nothing() -> None:
+    rig = Rig(engine_config(slots=2, tenants=[TenantConfig("a", max_slots=0, max_blocks=0)]))
+    with pytest.raises(InvalidInput):
+        rig.engine.set_tenants((TenantConfig("a", reserved_slots=3),))
+    with pytest.raises(InvalidInput, match="guaranteed"):
+        rig.submit(request("one", admission=Admission.GUARANTEED))
+    rig.engine.set_tenants(())
+    rig.submit(request("two", admission=Admission.GUARANTEED))
+    rig.run()
+    assert rig.engine.take_service().keys() == {"a"}
+    assert rig.engine.take_service() == {}

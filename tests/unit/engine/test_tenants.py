@@ -141,3 +141,35 @@ def test_reservations_count_for_the_others() -> None:
     assert tenants.may_guarantee_slot(1, 4)
     assert [tenants.may_guarantee_blocks(tenant, 1, 55) for tenant in range(3)] == [False, False, True]
     assert [tenants.reserved_by_others(tenant) for tenant in range(3)] == [(0, 5), (3, 35), (3, 30)]
+
+
+def test_service_given_here_is_told_once_and_service_elsewhere_never() -> None:
+    tenants = table(TenantConfig("a", weight=2.0), TenantConfig("b"))
+    tenants.charge(np.array([0, 1]), np.array([3.0, 1.0]))
+    tenants.charge_one(1, -1.5)
+    tenants.observe(0, 10.0)
+    assert tenants.take_given() == {"a": 3.0}
+    tenants.charge_one(1, 1.0)
+    assert tenants.take_given() == {"b": 0.5} and tenants.take_given() == {}
+
+
+def test_other_weights_caps_and_reservations_replace_the_old() -> None:
+    tenants = table(TenantConfig("a", weight=2.0, reserved_slots=1), TenantConfig("b", max_slots=1))
+    for name in ("a", "b", "c"):
+        tenants.accept(tenants.index(name))
+    tenants.replace((TenantConfig("b", weight=3.0), TenantConfig("d", reserved_blocks=4, max_slots=2)))
+    assert [tenants.share(tenants.index(name)) for name in ("a", "b", "c")] == pytest.approx([0.2, 0.6, 0.2])
+    assert tenants.reserved_by_others(tenants.index("a")) == (0, 4)
+    assert tenants.within_cap(tenants.index("b"), 5, 5)
+    tenants.hold_slot(tenants.index("d"), 3, guaranteed=False)
+    assert tenants.any_over_cap(tenants.index("a"))
+
+
+def test_a_tenant_that_is_configured_no_more_may_be_forgotten_and_a_new_one_not() -> None:
+    tenants = table(TenantConfig("old"))
+    tenants.index("new")
+    tenants.replace((TenantConfig("new", weight=5.0),))
+    for number in range(5000):
+        tenants.index(f"t{number}")
+    assert tenants.weight[tenants.index("new")] == 5.0
+    assert tenants.names.count("new") == 1 and "old" not in tenants.names

@@ -293,3 +293,16 @@ def test_a_model_without_an_end_cannot_be_held_to_a_grammar(world: World) -> Non
         Lexicon(world.tokenizer, world.vocab_size, [])
     with pytest.raises(InvalidModel):
         Lexicon(world.tokenizer, world.vocab_size, [world.vocab_size])
+
+
+def test_a_matcher_may_be_built_before_its_sequence_has_a_number(world: World) -> None:
+    grammar = Grammar.choice(["ab", "ac"])
+    matcher = world.matchers.build(grammar).result()
+    world.matchers.put(77, matcher)
+    world.matchers.add(78, grammar).result()
+    built, added = world.matchers.masks([0], [77]), world.matchers.masks([0], [78])
+    assert built.words.any() and np.array_equal(built.words, added.words)
+    for number in (77, 78):
+        world.matchers.remove(number)
+    with pytest.raises(InvalidInput):
+        world.matchers.build(Grammar("regex", "(")).result()

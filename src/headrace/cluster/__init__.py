@@ -1,0 +1,1 @@
+"""Where workers run, and the gateway's end of each."""

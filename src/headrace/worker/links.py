@@ -1,0 +1,125 @@
+"""A worker's connections: greets gateways, passes their commands on, sends them frames and heartbeats.
+
+Lives on the I/O loop, which no step can hold up; only `number` is called from the engine's thread. Owns the outboxes;
+knows nothing of the engine.
+"""
+
+import itertools
+import logging
+from collections.abc import Iterable
+
+from headrace.core.messages import PROTOCOL, Ack, Beat, Drain, Frame, FromGateway, Hello, Welcome
+from headrace.core.ports import Clock, Link
+from headrace.worker.inbox import Crowded, Inbox, Left, Order
+from headrace.worker.lifecycle import Lifecycle
+from headrace.worker.outbox import DEFAULT_BYTES, Outbox
+
+log = logging.getLogger("headrace.worker")
+
+# A gateway whose outbox grows on while its sequences are paused is not reading at all.
+_HOPELESS = 4
+
+
+class Links:
+    def __init__(self, lifecycle: Lifecycle, inbox: Inbox, clock: Clock, max_outbox_bytes: int = DEFAULT_BYTES) -> None:
+        self._lifecycle = lifecycle
+        self._inbox = inbox
+        self._clock = clock
+        self._max_bytes = max_outbox_bytes
+        self._ids = itertools.count(1)
+        self._greeted: dict[int, GatewayLink] = {}
+
+    def accept(self, link: Link) -> "GatewayLink":
+        return GatewayLink(self, link, next(self._ids))
+
+    def greet(self, newcomer: "GatewayLink", hello: Hello) -> None:
+        """One connection per gateway: an older one is half dead, and is closed."""
+        for other in [other for other in self._greeted.values() if other.gateway == hello.gateway]:
+            other.link.close()
+        newcomer.gateway = hello.gateway
+        newcomer.outbox = Outbox(newcomer.crowded, self._max_bytes)
+        self._greeted[newcomer.number] = newcomer
+        newcomer.link.send(Welcome(PROTOCOL, self._lifecycle.card, self._lifecycle.state))
+        newcomer.link.send(self._lifecycle.beat(0.0, {}))
+
+    def command(self, number: int, message: FromGateway) -> None:
+        if isinstance(message, Drain):
+            self._lifecycle.is_leaving = True
+        self._inbox.put(Order(number, self._clock.now_s(), message))  # type: ignore[arg-type]
+
+    def crowded(self, number: int, is_full: bool) -> None:
+        self._inbox.put(Crowded(number, is_full))
+
+    def leave(self, number: int) -> None:
+        if self._greeted.pop(number, None) is not None:
+            self._inbox.put(Left(number))
+
+    def number(self, frames: Iterable[tuple[int, Frame]]) -> "list[tuple[GatewayLink, Frame]]":
+        """Called by the engine's thread, so that what waits for this loop is bounded too. Frames for those who left
+        are dropped; what the engine's side does for them ends when it hears of it."""
+        numbered = []
+        for number, frame in frames:
+            gateway = self._greeted.get(number)
+            if gateway is not None and gateway.outbox is not None:
+                numbered.append((gateway, gateway.outbox.add(frame)))
+        return numbered
+
+    def deliver(self, frames: "list[tuple[GatewayLink, Frame]]") -> None:
+        for gateway, frame in frames:
+            gateway.link.send(frame)
+            if gateway.outbox is not None and gateway.outbox.size_bytes > _HOPELESS * self._max_bytes:
+                log.warning("%s acknowledges nothing: closed", gateway.link.peer)
+                gateway.link.close()
+
+    @property
+    def count(self) -> int:
+        return len(self._greeted)
+
+    def send(self, beat: Beat) -> None:
+        """To every gateway the same."""
+        for gateway in self._greeted.values():
+            gateway.link.send(beat)
+
+    @property
+    def is_settled(self) -> bool:
+        """Everything sent was acknowledged."""
+        return all(gateway.outbox is None or gateway.outbox.is_empty for gateway in self._greeted.values())
+
+
+class GatewayLink:
+    """One gateway's connection. Meets the contract of `core.ports.Receiver`."""
+
+    def __init__(self, links: Links, link: Link, number: int) -> None:
+        self._links = links
+        self.link = link
+        self.number = number
+        self.gateway = ""
+        self.outbox: Outbox | None = None
+
+    def received(self, message: FromGateway) -> None:
+        if self.outbox is None:
+            self._greet(message)
+        elif isinstance(message, Ack):
+            self.outbox.acknowledge(message.frame)
+        elif isinstance(message, Hello):
+            self._refuse("greets twice")
+        else:
+            self._links.command(self.number, message)
+
+    def closed(self, why: str) -> None:
+        self._links.leave(self.number)
+
+    def crowded(self, is_full: bool) -> None:
+        self._links.crowded(self.number, is_full)
+
+    def _greet(self, message: FromGateway) -> None:
+        if not isinstance(message, Hello):
+            self._refuse("does not say hello first")
+        elif message.protocol != PROTOCOL:
+            self._refuse(f"speaks protocol {message.protocol}, not {PROTOCOL}")
+        else:
+            self._links.greet(self, message)
+
+    def _refuse(self, why: str) -> None:
+        log.warning("%s %s: closed", self.link.peer, why)
+        self.link.close()

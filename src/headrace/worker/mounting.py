@@ -1,0 +1,122 @@
+"""A model brought into this process for a worker: the fake, or a checkpoint under torch, and its matchers.
+
+Owns what must be closed with it. Whether it computes soundly and how fast is found out afterwards.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from headrace.core.config import EngineConfig, ModelConfig, TenantConfig
+from headrace.core.ports import Runner
+from headrace.runner.fake import FakeRunner
+from headrace.text.byte_vocabulary import byte_vocabulary
+from headrace.text.lexicon import Lexicon
+from headrace.text.matchers import Matchers
+from headrace.text.tokenizer import Tokenizer
+from headrace.weights.checkpoint import open_checkpoint
+from headrace.worker.assembly import LoadSettings, load_weights
+
+# Part done, from 0 to 1, and a few words.
+Report = Callable[[float, str], None]
+
+
+class MountedModel:
+    """`is_measured`: the configuration's profile is the truth, and no steps need be timed."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        config: EngineConfig,
+        *,
+        matchers: Matchers | None = None,
+        version: str = "",
+        fingerprint: str = "",
+        dtype: str = "",
+        is_measured: bool = False,
+    ) -> None:
+        self.runner = runner
+        self.config = config
+        self.matchers = matchers
+        self.version = version
+        self.fingerprint = fingerprint
+        self.dtype = dtype
+        self.is_measured = is_measured
+        self.closing = ExitStack()
+        self.closing.callback(runner.close)
+        if matchers is not None:
+            self.closing.callback(matchers.close)
+
+    def close(self) -> None:
+        self.closing.close()
+
+
+Mount = Callable[[Report], MountedModel]
+
+
+def mount_fake(model: ModelConfig, tenants: tuple[TenantConfig, ...], report: Report) -> MountedModel:
+    fake = model.fake
+    vocabulary = byte_vocabulary(fake.vocab_size)
+    config = EngineConfig(
+        slots=fake.slots,
+        blocks=fake.blocks,
+        context_len=fake.context_len,
+        vocab_size=fake.vocab_size,
+        eos_ids=() if vocabulary.eos_id is None else (vocabulary.eos_id,),
+        max_step_tokens=max(EngineConfig().max_step_tokens, fake.slots),
+        profile=fake.profile,
+        tenants=tenants,
+    )
+    runner = FakeRunner(
+        config, profile=fake.profile, depth=fake.depth, sleep=fake.sleep, eos_probability=fake.eos_probability
+    )
+    report(0.5, "building the vocabulary")
+    name = f"fake-{fake.vocab_size}"
+    return MountedModel(
+        runner,
+        config,
+        matchers=_matchers(Tokenizer(vocabulary), config),
+        version=name,
+        fingerprint=name,
+        dtype="fake",
+        is_measured=True,
+    )
+
+
+def mount_torch(path: Path, model: ModelConfig, tenants: tuple[TenantConfig, ...], report: Report) -> MountedModel:
+    """Raises InvalidModel for files that are no model, ModelTooLarge when it does not fit."""
+    from msgspec.structs import replace
+
+    settings = LoadSettings(
+        dtype=model.dtype,
+        slots=model.slots,
+        context_len=model.context_len,
+        kv_tokens=model.kv_tokens,
+        threads=model.threads,
+    )
+    checkpoint = open_checkpoint(path)
+    try:
+        loaded = load_weights(
+            checkpoint, settings, lambda done, total: report(done / max(total, 1), f"loading {path.stem}")
+        )
+        config = replace(loaded.config, tenants=tenants)
+        tokenizer = Tokenizer(checkpoint.vocabulary)
+        mounted = MountedModel(
+            loaded.runner,
+            config,
+            matchers=_matchers(tokenizer, config),
+            version=loaded.runner.fingerprint,
+            fingerprint=loaded.runner.fingerprint,
+            dtype=loaded.choice.recipe.dtype,
+        )
+    except BaseException:
+        checkpoint.close()
+        raise
+    mounted.closing.callback(checkpoint.close)
+    return mounted
+
+
+def _matchers(tokenizer: Tokenizer, config: EngineConfig) -> Matchers | None:
+    if not config.eos_ids or not tokenizer.can_stream:
+        return None
+    return Matchers(Lexicon(tokenizer, config.vocab_size, config.eos_ids))

@@ -1,0 +1,310 @@
+"""The engine's thread: takes commands, turns the engine, hands out frames, until it has drained.
+
+Owns the engine, the matchers and whose each sequence is; nothing else touches them. Nothing that a message carries
+ends it: what a submission does wrong becomes its refusal.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from itertools import count
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from headrace.core.errors import HeadraceError, InvalidInput, QueueFull, Refused
+from headrace.core.event import StepFrame
+from headrace.core.messages import (
+    Abort,
+    Drain,
+    Frame,
+    GrammarText,
+    Pause,
+    Resume,
+    Submit,
+    Tenants,
+    Withdraw,
+    WorkerState,
+)
+from headrace.core.ports import Clock
+from headrace.engine.loop import Engine
+from headrace.text.grammar import SUBJECTS, Grammar
+from headrace.text.matchers import Matchers
+from headrace.worker.inbox import Built, Crowded, Inbox, Item, Left, Order
+from headrace.worker.keys import NO_NUMBER, Entry, KeyTable
+from headrace.worker.lifecycle import Lifecycle
+from headrace.worker.packing import FramePacker
+
+log = logging.getLogger("headrace.worker")
+
+# Matchers that may be in the making at once; each holds its request.
+_MOST_BUILDING = 4096
+_SERVICE_EVERY_S = 0.25
+_LONGEST_GRACE_S = 86_400.0
+# Sequences wait, nothing runs and nothing tells when that changes: look again.
+_STUCK_S = 0.05
+_QUIET_S = 1.0
+
+Send = Callable[[list[tuple[int, Frame]]], None]
+
+
+class TurnLoop:
+    def __init__(
+        self,
+        engine: Engine,
+        matchers: Matchers | None,
+        inbox: Inbox,
+        lifecycle: Lifecycle,
+        clock: Clock,
+        send: Send,
+    ) -> None:
+        self._engine = engine
+        self._matchers = matchers
+        self._inbox = inbox
+        self._lifecycle = lifecycle
+        self._clock = clock
+        self._send = send
+        self._keys = KeyTable()
+        self._packer = FramePacker(self._keys, self._forget_matcher)
+        self._building: dict[int, Entry] = {}
+        self._tickets = count()
+        self._crowded: set[int] = set()
+        self._drain_at_s: float | None = None
+        self._next_service_s = -math.inf
+
+    @property
+    def is_drained(self) -> bool:
+        return self._drain_at_s is not None and not self._keys.count and not self._engine.in_flight
+
+    def run(self) -> None:
+        """Until told to drain and done with it. Raises RunnerFailed when the device is gone."""
+        while not self.is_drained:
+            if not self.turn() and not self.is_drained:
+                self._inbox.wait(self._patience_s())
+
+    def turn(self) -> bool:
+        """All commands, then one step; False when there was nothing to run."""
+        engine = self._engine
+        now_s = self._clock.now_s()
+        items = self._inbox.take()
+        for item in items:
+            self._take(item, now_s)
+        self._enforce_grace(now_s)
+        if items:
+            self._emit(engine.take_events(now_s), now_s)
+        while engine.begin(now_s):
+            pass
+        if not engine.in_flight:
+            self._emit(engine.take_events(now_s), now_s)
+            self._tell_service(now_s, at_once=True)
+            return False
+        engine.wait()
+        now_s = self._clock.now_s()
+        self._emit(engine.end(now_s), now_s)
+        self._tell_service(now_s)
+        return True
+
+    def _patience_s(self) -> float:
+        now_s = self._clock.now_s()
+        until_s = self._engine.next_expiry_s
+        if self._drain_at_s is not None:
+            until_s = min(until_s, self._drain_at_s)
+        return until_s - now_s if self._engine.idle else min(until_s - now_s, _STUCK_S)
+
+    def _emit(self, frame: StepFrame, now_s: float) -> None:
+        self._lifecycle.load = load = self._engine.load()
+        frames = self._packer.pack(frame, load)
+        if frames:
+            self._send(frames)
+
+    def _tell_service(self, now_s: float, *, at_once: bool = False) -> None:
+        if at_once or now_s >= self._next_service_s:
+            self._next_service_s = now_s + _SERVICE_EVERY_S
+            self._lifecycle.serve(self._engine.take_service())
+
+    # Commands
+
+    def _take(self, item: Item, now_s: float) -> None:
+        match item:
+            case Order():
+                self._obey(item, now_s)
+            case Left():
+                self._leave(item.link, now_s)
+            case Crowded():
+                self._crowd(item, now_s)
+            case Built():
+                self._place_built(item.ticket, now_s)
+            case _:
+                assert_never(item)
+
+    def _obey(self, order: Order, now_s: float) -> None:
+        command = order.command
+        match command:
+            case Submit():
+                self._submit(order, command, now_s)
+            case Abort():
+                self._abort(order.link, command, now_s)
+            case Withdraw():
+                self._withdraw(order.link, command.key, now_s)
+            case Pause():
+                self._pause(order.link, command.key, now_s)
+            case Resume():
+                self._resume(order.link, command.key, now_s)
+            case Tenants():
+                self._set_tenants(command)
+            case Drain():
+                self._drain(command.grace_s, now_s)
+            case _:
+                assert_never(command)
+
+    def _submit(self, order: Order, submit: Submit, now_s: float) -> None:
+        if self._keys.find(order.link, submit.key) is not None:
+            return  # delivered twice
+        entry = Entry(order.link, submit.key, order.arrived_s, submit.request)
+        self._keys.add(entry)
+        if self._drain_at_s is not None:
+            self._packer.refuse(entry, Refused("this worker is leaving", retry_after_s=1.0), "draining")
+        elif submit.grammar is not None:
+            self._build(entry, submit.grammar)
+        elif submit.request.sampling.masked:
+            self._packer.refuse(entry, InvalidInput("a masked request needs its grammar", param="grammar"))
+        else:
+            self._place(entry, now_s)
+
+    def _place(self, entry: Entry, now_s: float) -> bool:
+        try:
+            number = self._engine.submit(entry.request, now_s)
+        except HeadraceError as error:
+            self._packer.refuse(entry, error)
+            return False
+        except Exception as error:  # the top loop: ends exactly one submission
+            log.exception("a submission could not be taken in")
+            self._packer.refuse(entry, HeadraceError(f"the request failed with {type(error).__name__}"))
+            return False
+        entry.early_s = max(0.0, now_s - entry.arrived_s)
+        self._keys.number(entry, number)
+        self._packer.accept(entry)
+        if entry.is_paused or entry.link in self._crowded:
+            self._engine.pause(number, now_s)
+        return True
+
+    def _build(self, entry: Entry, grammar: GrammarText) -> None:
+        """The matcher is made elsewhere; the engine hears of the sequence when it is there."""
+        kinds = [kind for kind in SUBJECTS if kind == grammar.kind]
+        if self._matchers is None or not kinds:
+            what = "this model cannot follow a grammar" if kinds else "no such kind of grammar"
+            self._packer.refuse(entry, InvalidInput(what, param="response_format"))
+            return
+        if len(self._building) >= _MOST_BUILDING:
+            self._packer.refuse(entry, QueueFull("too many grammars are being built", retry_after_s=1.0))
+            return
+        request = entry.request
+        entry.request = replace(request, sampling=replace(request.sampling, masked=True))
+        ticket = next(self._tickets)
+        self._building[ticket] = entry
+        entry.matcher = self._matchers.build(Grammar(kinds[0], grammar.source), request.replay_ids)
+        entry.matcher.add_done_callback(lambda _: self._inbox.put(Built(ticket)))
+
+    def _place_built(self, ticket: int, now_s: float) -> None:
+        entry = self._building.pop(ticket)
+        future, entry.matcher = entry.matcher, None
+        assert future is not None and self._matchers is not None
+        if self._keys.find(entry.link, entry.key) is not entry:
+            return  # aborted, or its gateway left
+        try:
+            matcher = future.result()
+        except HeadraceError as error:
+            self._packer.refuse(entry, error)
+            return
+        except Exception as error:  # the top loop: ends exactly one submission
+            log.exception("a grammar could not be built")
+            self._packer.refuse(entry, HeadraceError(f"the grammar failed with {type(error).__name__}"))
+            return
+        if self._place(entry, now_s):
+            self._matchers.put(entry.number, matcher)
+
+    def _abort(self, link: int, abort: Abort, now_s: float) -> None:
+        entry = self._keys.find(link, abort.key)
+        if entry is None:
+            return
+        if entry.number == NO_NUMBER:
+            self._cancel_build(entry)
+            self._packer.end_unplaced(entry, "aborted", now_s - entry.arrived_s)
+        else:
+            self._engine.abort(entry.number, now_s, used_tokens=abort.used_tokens)
+
+    def _withdraw(self, link: int, key: int, now_s: float) -> None:
+        entry = self._keys.find(link, key)
+        if entry is None:
+            return
+        if entry.number == NO_NUMBER:
+            self._cancel_build(entry)
+            self._packer.end_unplaced(entry, "withdrawn", now_s - entry.arrived_s)
+        else:
+            self._engine.withdraw(entry.number, now_s)
+
+    def _pause(self, link: int, key: int, now_s: float) -> None:
+        entry = self._keys.find(link, key)
+        if entry is not None:
+            entry.is_paused = True
+            self._engine.pause(entry.number, now_s)
+
+    def _resume(self, link: int, key: int, now_s: float) -> None:
+        entry = self._keys.find(link, key)
+        if entry is not None:
+            entry.is_paused = False
+            if link not in self._crowded:
+                self._engine.resume(entry.number, now_s)
+
+    def _set_tenants(self, command: Tenants) -> None:
+        try:
+            self._engine.set_tenants(command.tenants)
+        except HeadraceError as error:
+            log.warning("the tenants stay as they were: %s", error.message)
+
+    # Links
+
+    def _crowd(self, news: Crowded, now_s: float) -> None:
+        """A gateway that does not take its frames gets no more tokens; one that does again goes on where it was."""
+        if news.is_full:
+            self._crowded.add(news.link)
+        else:
+            self._crowded.discard(news.link)
+        for entry in self._keys.of(news.link):
+            if news.is_full:
+                self._engine.pause(entry.number, now_s)
+            elif not entry.is_paused:
+                self._engine.resume(entry.number, now_s)
+
+    def _leave(self, link: int, now_s: float) -> None:
+        """Nobody is left to hear of these sequences."""
+        self._crowded.discard(link)
+        self._packer.drop_link(link)
+        for entry in self._keys.of(link):
+            self._cancel_build(entry)
+            self._keys.drop(entry)
+            self._engine.abort(entry.number, now_s)
+            self._forget_matcher(entry)
+
+    def _forget_matcher(self, entry: Entry) -> None:
+        if self._matchers is not None and entry.request.sampling.masked:
+            self._matchers.remove(entry.number)
+
+    def _cancel_build(self, entry: Entry) -> None:
+        if entry.matcher is not None:
+            entry.matcher.cancel()
+
+    # Leaving
+
+    def _drain(self, grace_s: float, now_s: float) -> None:
+        """The nearest end of all graces given holds."""
+        grace_s = min(max(grace_s, 0.0), _LONGEST_GRACE_S) if math.isfinite(grace_s) else _LONGEST_GRACE_S
+        until_s = now_s + grace_s
+        self._drain_at_s = until_s if self._drain_at_s is None else min(self._drain_at_s, until_s)
+        self._lifecycle.enter(WorkerState.DRAINING, "finishing what there is")
+
+    def _enforce_grace(self, now_s: float) -> None:
+        if self._drain_at_s is None or now_s < self._drain_at_s:
+            return
+        for entry in self._keys:
+            self._abort(entry.link, Abort(entry.key), now_s)

@@ -1,0 +1,83 @@
+"""All replicas: dialled again and again, found by model, told of tenants."""
+
+import asyncio
+
+import pytest
+
+from headrace.cluster.replicas import Backoff, Replicas
+from headrace.core.clock import SystemClock
+from headrace.core.config import TenantConfig
+from headrace.core.messages import WorkerState
+from headrace.core.request import Admission
+from headrace.transport.memory import MemoryNetwork
+from tests.builders import request
+from tests.unit.worker.rig import Ear, fake_host, ready, replicas_of, truth_of
+
+
+def test_each_wait_is_twice_the_last_up_to_a_bound() -> None:
+    backoff = Backoff()
+    assert [backoff.fail() for _ in range(8)] == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0])
+    backoff.succeed()
+    assert backoff.fail() == 0.05
+
+
+def test_replicas_are_found_by_model_and_name() -> None:
+    replicas = Replicas(MemoryNetwork(), {"a": ["x", "y"], "b": ["z"]}, Ear(), SystemClock())
+    assert [replica.name for replica in replicas.of("a")] == ["a/0", "a/1"]
+    assert replicas.of("c") == [] and replicas.find("b/0") is replicas.of("b")[0] and replicas.find("c/0") is None
+
+
+def test_a_worker_that_comes_back_in_a_new_life_is_found_again() -> None:
+    async def story() -> None:
+        network, ear = MemoryNetwork(), Ear()
+        replicas = replicas_of(network, ear)
+        await replicas.start()
+        for epoch in (1, 2):
+            async with fake_host(network, epoch=epoch).embedded():
+                replica = await ready(replicas, ear)
+                assert replica.epoch == epoch
+                replica.submit(epoch, request("a", 8, 5))
+                await ear.all_over([epoch])
+            await ear.until(lambda: replicas.of("m")[0].state is WorkerState.GONE)
+        assert ear.tokens == {1: truth_of(request("a", 8, 5)), 2: truth_of(request("a", 8, 5))}
+        await replicas.close()
+
+    asyncio.run(story())
+
+
+def test_two_gateways_share_a_worker() -> None:
+    async def story() -> None:
+        network, ears = MemoryNetwork(), [Ear(), Ear()]
+        gateways = [replicas_of(network, ear) for ear in ears]
+        async with fake_host(network).embedded():
+            for gateway in gateways:
+                await gateway.start()
+            for gateway, ear in zip(gateways, ears, strict=True):
+                replica = await ready(gateway, ear)
+                replica.submit(1, request(f"of {id(ear)}", 8, 6))
+            for ear in ears:
+                await ear.all_over([1])
+                assert ear.tokens == {1: truth_of(request(f"of {id(ear)}", 8, 6))}
+            for gateway in gateways:
+                await gateway.close()
+
+    asyncio.run(story())
+
+
+def test_tenants_reach_workers_that_are_there_and_those_that_come() -> None:
+    async def story() -> None:
+        network, ear = MemoryNetwork(), Ear()
+        replicas = replicas_of(network, ear, "worker", "later")
+        await replicas.start()
+        async with fake_host(network).embedded():
+            await ear.until(lambda: replicas.of("m")[0].is_ready)
+            replicas.set_tenants((TenantConfig("a", max_blocks=0, max_slots=0),))
+            async with fake_host(network, "later").embedded():
+                await ready(replicas, ear)
+                for key, replica in enumerate(replicas):
+                    replica.submit(key, request("a", 8, 5, admission=Admission.GUARANTEED))
+                await ear.all_over([0, 1])
+                assert {refusal.param for refusal in ear.refused.values()} == {"admission"}
+                await replicas.close()
+
+    asyncio.run(story())

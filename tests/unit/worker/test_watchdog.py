@@ -1,0 +1,64 @@
+"""The watchdog tells a hung step from one that only we did not see."""
+
+import pytest
+
+from headrace.engine.loop import Engine
+from headrace.runner.fake import FakeRunner
+from headrace.worker.vigil import Vigil
+from headrace.worker.watchdog import Watchdog, WatchedRunner
+from tests.builders import TestClock, engine_config, request
+
+
+def watch(dog: Watchdog, oldest: tuple[int, float, float] | None, since_s: float, seconds: float) -> list[str]:
+    looks = [since_s + 0.25 * look for look in range(int(4 * seconds) + 1)]
+    return [why for now_s in looks if (why := dog.look(oldest, now_s))]
+
+
+@pytest.mark.parametrize(("predicted_s", "bound_s"), [(0.01, 2.0), (1.0, 4.0)])
+def test_a_step_is_hung_after_two_seconds_or_four_times_its_prediction(predicted_s: float, bound_s: float) -> None:
+    step = (7, predicted_s, 0.0)
+    assert not watch(Watchdog(), step, 0.0, bound_s)
+    assert "step 7" in watch(Watchdog(), step, 0.0, bound_s + 0.5)[0]
+
+
+def test_many_steps_are_not_one_that_hangs() -> None:
+    dog = Watchdog()
+    assert not any(dog.look((step, 0.01, 0.0), 0.25 * step) for step in range(100))
+
+
+def test_time_in_which_nobody_looked_does_not_count() -> None:
+    dog = Watchdog()
+    step = (7, 0.01, 0.0)
+    dog.look(step, 0.0)
+    assert not dog.look(step, 30.0)
+    assert watch(dog, step, 30.0, 2.0)
+
+
+def test_idleness_is_no_hang() -> None:
+    assert not watch(Watchdog(), None, 0.0, 60.0)
+
+
+def test_the_oldest_step_in_flight_is_known_with_its_age() -> None:
+    config, clock = engine_config(), TestClock()
+    watched = WatchedRunner(FakeRunner(config, depth=2, clock=clock), clock)
+    engine = Engine(config, watched)
+    engine.submit(request("a", 8, 8), 0.0)
+    seen = [watched.oldest]
+    for now_s in (1.0, 2.0):
+        clock.time_s = now_s
+        assert engine.begin(now_s)
+        seen.append(watched.oldest)
+    clock.time_s = 3.0
+    engine.end(3.0)
+    seen.append(watched.oldest)
+    assert [oldest and (oldest[0], oldest[2]) for oldest in seen] == [None, (0, 1.0), (0, 1.0), (1, 3.0)]
+    assert watched.age_s(3.5) == 0.5
+    engine.end(4.0)
+    assert watched.oldest is None and watched.age_s(9.0) == 0.0
+
+
+def test_a_vigil_counts_only_what_it_saw() -> None:
+    vigil = Vigil(0.25)
+    assert [vigil.look(now_s) for now_s in (0.0, 0.25, 10.0, 10.1, 9.0)] == pytest.approx([0.0, 0.25, 0.75, 0.85, 0.85])
+    vigil.restart()
+    assert vigil.look(9.25) == 0.25
