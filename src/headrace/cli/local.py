@@ -20,12 +20,10 @@ from headrace.core.clock import SystemClock
 from headrace.core.config import EngineConfig
 from headrace.engine.loop import Engine
 from headrace.serving.local import LocalService
-from headrace.text.grammar import GrammarDesk
+from headrace.serving.model_text import ModelText
 from headrace.text.lexicon import Lexicon
 from headrace.text.limited import LimitedPool
 from headrace.text.matchers import Matchers
-from headrace.text.template import ChatTemplate
-from headrace.text.tokenizer import Tokenizer
 from headrace.weights.checkpoint import Checkpoint, open_checkpoint
 from headrace.worker.assembly import LoadedModel, LoadSettings, load_model
 from headrace.worker.timed import StepTimes, TimedRunner
@@ -94,33 +92,28 @@ def _wire(stack: ExitStack, name: str, checkpoint: Checkpoint, loaded: LoadedMod
     clock = SystemClock()
     # Local work waits as long as it takes; nobody else could take it.
     config, vocabulary = replace(loaded.config, max_queue_s=_PATIENCE_S), checkpoint.vocabulary
-    tokenizer = Tokenizer(vocabulary)
-    limited = stack.enter_context(LimitedPool())
+    model = ModelText.build(
+        name,
+        vocabulary,
+        stack.enter_context(LimitedPool()),
+        context_len=config.context_len,
+        vocab_size=config.vocab_size,
+        eos_ids=config.eos_ids,
+    )
+    stack.callback(model.close)
     matchers = None
     if config.eos_ids:
-        matchers = Matchers(Lexicon(tokenizer, config.vocab_size, config.eos_ids))
+        matchers = Matchers(Lexicon(model.tokenizer, config.vocab_size, config.eos_ids))
         stack.callback(matchers.close)
     timed = TimedRunner(loaded.runner, clock)
     engine = Engine(config, timed, matchers)
-    template = None
-    if vocabulary.chat_template:
-        template = ChatTemplate(
-            vocabulary.chat_template,
-            tokenizer.special_ids,
-            limited,
-            bos_token=vocabulary.bos_token,
-            eos_token=vocabulary.eos_token,
-        )
     fingerprint = loaded.runner.fingerprint
     service = LocalService(
         engine,
-        tokenizer,
+        model,
         clock=clock,
         version=fingerprint,
         block_size=config.block_size,
-        eos_ids=config.eos_ids,
-        template=template,
-        desk=GrammarDesk(limited),
         matchers=matchers,
     )
     ready_s = time.perf_counter() - started_s

@@ -1,25 +1,42 @@
 """What somebody wants generated, before any model has looked at it. Owns the fields and what they mean together."""
 
+import math
 from typing import Any
 
 from msgspec import Struct
 
 from headrace.core.errors import InvalidInput
-from headrace.core.request import SamplingParams
+from headrace.core.request import SamplingParams, Tier
 
 MAX_CHOICES = 128
+# Of all stop strings of an ask together: what looks for them grows with their characters.
+MAX_STOP_CHARS = 2048
 _SOURCES = ("prompt", "messages", "raw", "ids")
+_SHAPES = ("json_schema", "json_object", "regex", "choices", "grammar")
+_TIMES = ("ttft_target_s", "itl_target_s", "deadline_s", "queue_timeout_s")
+# What `tool_choice` says besides the name of a tool; so no tool can have these names.
+TOOL_CHOICES = ("auto", "none", "required")
 
 
 class Ask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Exactly one of `prompt` (a user's message), `messages` (a conversation), `raw` (text to continue as it
-    stands) and `ids`. At most one of `json_schema`, `json_object`, `regex` and `choices` constrains the reply."""
+    stands) and `ids`. At most one of `json_schema`, `json_object`, `regex`, `choices` and `grammar` (Lark) constrains
+    the reply. `tool_choice` is auto, none, required, or the name of the tool to call. `priority` may lower the
+    caller's tier, never raise it. `deadline_s` runs from the request's first byte. `score_only`: the prompt's log-probabilities are wanted and no reply."""
 
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     raw: str | None = None
     ids: list[int] | None = None
     tools: list[dict[str, Any]] = []
+    tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
+    add_generation_prompt: bool = True
+    # The last message, an assistant's, is a beginning to go on from.
+    continue_final_message: bool = False
+    # Keep only the last so many tokens of the prompt.
+    truncate_prompt_tokens: int | None = None
     max_tokens: int | None = None
     n: int = 1
     stop: list[str] | str = []
@@ -42,6 +59,19 @@ class Ask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     json_object: bool = False
     regex: str | None = None
     choices: list[str] | None = None
+    grammar: str | None = None
+    bad_words: list[str] = []
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    echo: bool = False
+    score_only: bool = False
+    # The ids of the prompt are told before the reply; those of the reply always are.
+    return_token_ids: bool = False
+    priority: Tier | None = None
+    ttft_target_s: float | None = None
+    itl_target_s: float | None = None
+    deadline_s: float | None = None
+    queue_timeout_s: float | None = None
 
     @property
     def stops(self) -> list[str]:
@@ -56,12 +86,44 @@ def check_ask(ask: Ask) -> None:
         raise InvalidInput(f"exactly one of {names} is needed, not {len(given)}", param=given[1] if given else "prompt")
     if not 1 <= ask.n <= MAX_CHOICES:
         raise InvalidInput(f"n must be a number from 1 to {MAX_CHOICES}", param="n")
-    if ask.ignore_eos and (ask.json_schema is not None or ask.json_object or ask.regex is not None or ask.choices):
+    if ask.ignore_eos and shape_of(ask):
         raise InvalidInput("ignore_eos: a reply that must have a shape ends when it has it", param="ignore_eos")
-    if ask.ids is not None and any(not 0 <= token < 2**31 for token in ask.ids):
+    if ask.ids and not (min(ask.ids) >= 0 and max(ask.ids) < 2**31):
         raise InvalidInput("ids holds what is no token id", param="ids")
     if ask.tools and ask.messages is None and ask.prompt is None:
         raise InvalidInput("tools need a conversation: prompt or messages", param="tools")
+    if sum(map(len, ask.stops)) > MAX_STOP_CHARS:
+        raise InvalidInput(f"the stop strings have at most {MAX_STOP_CHARS} characters together", param="stop")
+    if ask.bad_words:
+        raise InvalidInput("bad_words is not supported: logit_bias and stop are", param="bad_words")
+    if ask.truncate_prompt_tokens is not None and ask.truncate_prompt_tokens < 1:
+        raise InvalidInput("truncate_prompt_tokens must be at least 1", param="truncate_prompt_tokens")
+    for name in _TIMES:
+        seconds = getattr(ask, name)
+        if seconds is not None and not (math.isfinite(seconds) and 0.0 < seconds <= 1e6):
+            raise InvalidInput(f"{name} must be a positive number of seconds", param=name)
+    if ask.continue_final_message:
+        _check_continuation(ask)
+
+
+def shape_of(ask: Ask) -> str:
+    """The field that shapes the reply, or "". InvalidInput when several do."""
+    found = [name for name in _SHAPES if getattr(ask, name) is not None]
+    if not ask.json_object:
+        found.remove("json_object")
+    if len(found) > 1:
+        raise InvalidInput(f"{found[0]} and {found[1]} cannot both shape the reply", param=found[1])
+    return found[0] if found else ""
+
+
+def _check_continuation(ask: Ask) -> None:
+    last = ask.messages[-1] if ask.messages else {}
+    content = last.get("content")
+    is_text = isinstance(content, str) and bool(content.strip())
+    if last.get("role") != "assistant" or not is_text or last.get("tool_calls"):
+        raise InvalidInput(
+            "continue_final_message needs an assistant's text as the last message", param="continue_final_message"
+        )
 
 
 def sampling_of(ask: Ask, *, seed: int, masked: bool) -> SamplingParams:
@@ -76,7 +138,8 @@ def sampling_of(ask: Ask, *, seed: int, masked: bool) -> SamplingParams:
         frequency_penalty=ask.frequency_penalty,
         seed=seed if ask.seed is None else ask.seed,
         logprobs=ask.logprobs,
-        prompt_logprobs=ask.prompt_logprobs,
+        # A prompt that is repeated is scored like the reply, as whoever asks for both expects.
+        prompt_logprobs=ask.logprobs if ask.echo and ask.prompt_logprobs is None else ask.prompt_logprobs,
         min_tokens=ask.min_tokens,
         stop_ids=tuple(ask.stop_ids),
         ignore_eos=ask.ignore_eos,

@@ -5,7 +5,7 @@ runs, for commands and measurements.
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from msgspec import Struct
@@ -15,29 +15,17 @@ from headrace.core.event import Ended, Outcome, StepFrame
 from headrace.core.hashing import chain_blocks, chain_root
 from headrace.core.plan import Scores
 from headrace.core.ports import Clock
-from headrace.core.request import Request, SamplingParams, Tier
+from headrace.core.request import Request, Tier
 from headrace.engine.loop import Engine
-from headrace.serving.ask import Ask, check_ask, sampling_of
+from headrace.serving.ask import Ask
 from headrace.serving.choice import Choice
-from headrace.text.grammar import Grammar, GrammarDesk
+from headrace.serving.model_text import ModelText
+from headrace.serving.preparation import Prepared, prepare_sync
+from headrace.text.grammar import Grammar
 from headrace.text.matchers import Matchers
-from headrace.text.template import ChatTemplate, Conversation
-from headrace.text.tokenizer import Tokenizer
 
 # Local work is patient: it is queued, never refused for its wait.
 _PATIENCE_S = 1e6
-
-
-class Prepared(Struct, frozen=True):
-    """An ask as the engine will see it."""
-
-    prompt_ids: tuple[int, ...]
-    sampling: SamplingParams
-    stops: tuple[str, ...]
-    max_tokens: int | None
-    n: int
-    grammar: Grammar | None = None
-    continues: bool = False
 
 
 class Spoken(Struct, frozen=True):
@@ -63,25 +51,19 @@ class LocalService:
     def __init__(
         self,
         engine: Engine,
-        tokenizer: Tokenizer,
+        model: ModelText,
         *,
         clock: Clock,
         version: str,
         block_size: int,
-        eos_ids: Sequence[int],
-        template: ChatTemplate | None,
-        desk: GrammarDesk,
         matchers: Matchers | None,
         seeds: Callable[[], int] = lambda: secrets.randbits(63),
     ) -> None:
         self._engine = engine
-        self._tokenizer = tokenizer
+        self._model = model
         self._clock = clock
         self._root = chain_root(salt=b"local", version=version)
         self._block_size = block_size
-        self._eos_ids = tuple(eos_ids)
-        self._template = template
-        self._desk = desk
         self._matchers = matchers
         self._seeds = seeds
         self._streams: dict[int, _Stream] = {}
@@ -93,31 +75,18 @@ class LocalService:
 
     def prepare(self, ask: Ask) -> Prepared:
         """Render, tokenise and check. Raises what is wrong with the ask; nothing is kept."""
-        check_ask(ask)
-        grammar = grammar_of(ask)
-        if grammar is not None:
-            if self._matchers is None:
-                raise InvalidInput(
-                    "this model's end is unknown, so no grammar can end its reply", param=grammar_field(ask)
-                )
-            self._desk.check_sync(grammar, param=grammar_field(ask))
-        # Refuses bad stop strings before anything runs.
-        Choice(self._tokenizer.table, ask.stops)
-        return Prepared(
-            prompt_ids=tuple(self._prompt_ids(ask)),
-            sampling=sampling_of(ask, seed=self._seeds(), masked=grammar is not None),
-            stops=tuple(ask.stops),
-            max_tokens=ask.max_tokens,
-            n=ask.n,
-            grammar=grammar,
-            continues=ask.raw is not None or ask.ids is not None,
-        )
+        for name in ("echo", "score_only", "return_token_ids"):
+            if getattr(ask, name):
+                raise InvalidInput(f"{name} is for streams: a local reply is what the model adds", param=name)
+        prepared = prepare_sync(self._model, ask, seeds=self._seeds)
+        assert prepared.grammar is None or self._matchers is not None, "a model with an end has matchers"
+        return prepared
 
     def submit(self, key: int, prepared: Prepared) -> None:
         """Start every choice of an ask under the caller's `key`. Refused as a whole or accepted as a whole."""
         started: list[int] = []
         try:
-            for index in range(prepared.n):
+            for index in range(prepared.ask.n):
                 started.append(self._submit_choice(key, index, prepared))
         except BaseException:
             for number in started:
@@ -134,7 +103,7 @@ class LocalService:
             request_id=f"{key}.{index}",
             tenant="local",
             prompt_ids=prepared.prompt_ids,
-            max_tokens=prepared.max_tokens,
+            max_tokens=prepared.ask.max_tokens,
             sampling=prepared.sampling,
             choice=index,
             tier=Tier.BATCH,
@@ -146,8 +115,14 @@ class LocalService:
         number = self._engine.submit(request, self._clock.now_s())
         if prepared.grammar is not None:
             self._add_matcher(number, prepared.grammar)
-        ends = (*prepared.sampling.stop_ids, *(() if prepared.sampling.ignore_eos else self._eos_ids))
-        choice = Choice(self._tokenizer.table, prepared.stops, ends=ends, continues=prepared.continues)
+        ends = (*prepared.sampling.stop_ids, *(() if prepared.sampling.ignore_eos else self._model.eos_ids))
+        choice = Choice(
+            self._model.tokenizer.table,
+            prepared.window,
+            ends=ends,
+            continues=prepared.continues,
+            shows_specials=not prepared.ask.skip_special_tokens,
+        )
         self._streams[number] = _Stream(key, index, choice)
         return number
 
@@ -167,19 +142,6 @@ class LocalService:
         self._streams.pop(number, None)
         self._forget_matcher(number)
         self._engine.abort(number, self._clock.now_s())
-
-    def _prompt_ids(self, ask: Ask) -> list[int]:
-        if ask.ids is not None:
-            return ask.ids
-        if ask.raw is not None:
-            return self._tokenizer.encode_parts(self._tokenizer.frame(ask.raw))
-        if self._template is None:
-            raise InvalidInput("this model has no chat template: give raw text", param="prompt")
-        messages = ask.messages if ask.messages is not None else [{"role": "user", "content": ask.prompt}]
-        pieces = self._template.render_sync(Conversation(messages=messages, tools=ask.tools))
-        before = self._tokenizer.before
-        framed = pieces if tuple(pieces[: len(before)]) == tuple(before) else [*before, *pieces]
-        return self._tokenizer.encode_parts(framed)
 
     def _speak(self, frame: StepFrame) -> list[Spoken]:
         ended = {event.number: event for event in frame.ended}
@@ -221,35 +183,6 @@ class LocalService:
         if ended.outcome is Outcome.FAILED:
             reason = "error"
         return Spoken(stream.key, stream.index, text + stream.choice.finish(), ids, scores, ended, reason)
-
-
-def grammar_of(ask: Ask) -> Grammar | None:
-    """What constrains the reply; InvalidInput when several things do."""
-    field = grammar_field(ask)
-    match field:
-        case "json_schema":
-            return Grammar.json_schema(ask.json_schema)
-        case "json_object":
-            return Grammar("json_object")
-        case "regex":
-            return Grammar("regex", ask.regex or "")
-        case "choices":
-            return Grammar.choice(ask.choices or [])
-    return None
-
-
-def grammar_field(ask: Ask) -> str:
-    """The field that shapes the reply, or "". InvalidInput when several do."""
-    given = {
-        "json_schema": ask.json_schema is not None,
-        "json_object": ask.json_object,
-        "regex": ask.regex is not None,
-        "choices": ask.choices is not None,
-    }
-    found = [name for name, is_given in given.items() if is_given]
-    if len(found) > 1:
-        raise InvalidInput(f"{found[0]} and {found[1]} cannot both shape the reply", param=found[1])
-    return found[0] if found else ""
 
 
 def _by_owner(scores: Scores | None) -> dict[int, Scores]:

@@ -13,7 +13,8 @@ from msgspec import Struct
 from headrace.core.errors import HeadraceError, InvalidInput, Refused
 from headrace.core.event import Counters
 from headrace.serving.ask import Ask
-from headrace.serving.local import LocalService, Prepared, Spoken
+from headrace.serving.local import LocalService, Spoken
+from headrace.serving.preparation import Prepared
 
 
 class RowChoice(Struct, frozen=True, omit_defaults=True):
@@ -133,7 +134,7 @@ class RowRun:
             self._ready = None
             return _failed(ready.index, ready.id, error)
         self._ready = None
-        self._open[ready.index] = _Open(ready.id, ready.prepared.n, len(ready.prepared.prompt_ids))
+        self._open[ready.index] = _Open(ready.id, ready.prepared.ask.n, len(ready.prepared.prompt_ids))
         return None
 
     def _parse(self, line: bytes) -> tuple[str | int | None, Ask]:

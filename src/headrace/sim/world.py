@@ -10,16 +10,18 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
 
+import numpy as np
+
 from headrace.core.errors import DeadlineUnmeetable, InvalidInput, Refused
 from headrace.core.event import StepFrame
 from headrace.engine.loop import Engine
+from headrace.router.pick import DOWN, pick, score
 from headrace.runner.fake import FakeRunner
 from headrace.sim.book import Book
 from headrace.sim.clients import Client, Requests
 from headrace.sim.clock import VirtualClock, to_ns
 from headrace.sim.record import Fate, Mark
 from headrace.sim.replica import Replica
-from headrace.sim.router import LeastWork
 from headrace.sim.scenario import Drift, Scenario, SlowWorker, WorkerDeath
 from headrace.sim.spans import SlotRecorder
 from headrace.sim.traces import TraceRow
@@ -45,7 +47,8 @@ class World:
         self._config = scenario.engine_config()
         self.book = Book(self._config, scenario.profile(), detail=detail, recorder=recorder)
         self._recorder = recorder
-        self._router = LeastWork(scenario.workers)
+        # The score of each worker, as it last reported.
+        self._scores = np.full(scenario.workers, DOWN)
         self._heap: list[tuple[int, int, Handler, Any]] = []
         self._num_pushed = 0
         self._depth = scenario.depth
@@ -118,7 +121,7 @@ class World:
         """Give the client to the worker with the least work, refuse it, or let it wait for a worker."""
         if client.ended:
             return
-        worker = self._router.pick()
+        worker = pick(self._scores)
         if worker is None:
             if self._restarts_due:
                 self._stranded.append(client)
@@ -279,7 +282,7 @@ class World:
         meter = self.book.meter
         if load.queue_s > meter.max_queue_s:
             meter.max_queue_s = load.queue_s
-        self._router.report(replica.index, load.queue_s + load.running_s, load.waiting + load.running)
+        self._scores[replica.index] = score(load.queue_s + load.running_s, load.waiting + load.running)
 
     def _take_events(self, replica: Replica) -> None:
         frame = replica.engine.take_events(self.clock.now_s())
@@ -325,7 +328,7 @@ class World:
         now_ns = self.clock.now_ns
         self.book.trace_hash.mark(Mark.DEATH, now_ns, death.worker, -1)
         replica.dead = True
-        self._router.remove(death.worker)
+        self._scores[death.worker] = DOWN
         if self._recorder is not None and self._recorder.worker == death.worker:
             self._recorder.worker_died()
         if death.restart_s is not None:

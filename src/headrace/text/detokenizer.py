@@ -29,6 +29,8 @@ class Detokenizer:
         self._show = frozenset(show) & table.control_ids
         self._strips = table.strips_space and not continues
         self._is_byte_level = table.spelling is Spelling.BYTE_LEVEL
+        # Characters of each id, where nothing but an unfinished one before it could change them.
+        self._whole = table.whole if self._is_byte_level and not self._strips and not self._show else None
         self._utf8 = _Utf8Decoder("replace")
         self._held = bytearray()
 
@@ -39,6 +41,14 @@ class Detokenizer:
             self._strips = False
             return text.removeprefix(" ")
         return text
+
+    def push_one(self, token: int) -> str:
+        """`push` of a single id; most ids of most streams come one by one."""
+        if self._whole is not None and not self._utf8.getstate()[0] and 0 <= token < len(self._whole):
+            text = self._whole[token]
+            if text is not None:
+                return text
+        return self.push((token,))
 
     def finish(self) -> str:
         """What is left of a character that was never completed."""

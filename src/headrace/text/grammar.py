@@ -37,7 +37,7 @@ MAX_REFERENCES = 1_000
 
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|([\[{])|([\]}])', re.DOTALL)
 
-Kind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
+Kind = Literal["json_schema", "json_object", "regex", "choice", "lark", "calls"]
 
 SUBJECTS: dict[Kind, str] = {
     "json_schema": "the JSON schema",
@@ -45,11 +45,21 @@ SUBJECTS: dict[Kind, str] = {
     "regex": "the regular expression",
     "choice": "the choice",
     "lark": "the grammar",
+    "calls": "the tools' schema",
 }
 
 
+class CallForm(Struct, frozen=True):
+    """One to `most` tool calls, each an object of this schema between these tags."""
+
+    schema: dict[str, Any]
+    open_tag: str = ""
+    close_tag: str = ""
+    most: int = 1
+
+
 class Grammar(Struct, frozen=True):
-    """`source`: the schema as JSON, the expression, a JSON list of strings, or the Lark text."""
+    """`source`: the schema as JSON, the expression, a JSON list of strings, the Lark text, or a `CallForm` as JSON."""
 
     kind: Kind
     source: str = ""
@@ -61,6 +71,13 @@ class Grammar(Struct, frozen=True):
             return Grammar("json_schema", msgspec.json.encode(schema).decode())
         except (TypeError, UnicodeEncodeError, RecursionError):
             raise InvalidInput("the JSON schema is not JSON, or nests too deeply", param="response_format") from None
+
+    @staticmethod
+    def calls(form: CallForm) -> "Grammar":
+        try:
+            return Grammar("calls", msgspec.json.encode(form).decode())
+        except (TypeError, UnicodeEncodeError, RecursionError):
+            raise InvalidInput("the tools are not JSON, or nest too deeply", param="tools") from None
 
     @staticmethod
     def choice(choices: Sequence[str]) -> "Grammar":
@@ -119,7 +136,7 @@ def check_size(grammar: Grammar, param: str = "response_format") -> None:
     most = MAX_REGEX_BYTES if grammar.kind == "regex" else MAX_SOURCE_BYTES
     if len(grammar.source) > most or len(grammar.source.encode(errors="replace")) > most:
         raise InvalidInput(f"{SUBJECTS[grammar.kind]} is longer than {most} bytes", param=param)
-    if grammar.kind in ("json_schema", "choice") and _depth(grammar.source) > MAX_DEPTH:
+    if grammar.kind in ("json_schema", "choice", "calls") and _depth(grammar.source) > MAX_DEPTH:
         raise InvalidInput(f"{SUBJECTS[grammar.kind]} nests deeper than {MAX_DEPTH} levels", param=param)
 
 

@@ -9,11 +9,12 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits
 
 from headrace.core.errors import InvalidInput
-from headrace.text.grammar import SUBJECTS, Grammar, check_repeats, read_choices, read_schema
+from headrace.text.grammar import SUBJECTS, CallForm, Grammar, check_repeats, read_choices, read_schema
 
 # Loose enough for indented JSON, but a sequence cannot go on for ever with spaces between two values.
 _WHITESPACE = r"\x20|\n\x20{0,32}"
 _MAX_MESSAGE = 300
+_LINE = "\n"
 
 
 def grammar_source(grammar: Grammar) -> str:
@@ -30,6 +31,8 @@ def grammar_source(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_regex(_choice(grammar.source))
         case "lark":
             return LLMatcher.grammar_from_lark(grammar.source)
+        case "calls":
+            return LLMatcher.grammar_from_lark(_calls(msgspec.json.decode(grammar.source, type=CallForm)))
 
 
 def matcher_limits(grammar: Grammar) -> LLParserLimits:
@@ -71,6 +74,18 @@ def _from_schema(schema: object) -> str:
             "lenient": False,
         },
     )
+
+
+def _calls(form: CallForm) -> str:
+    """The schema's options are set here, over its own. Spaces are where models were taught to write them, and nowhere
+    else: one that is made to call a tool against its will wanders off into white space if it may."""
+    options = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
+    body = json.dumps({**read_schema(json.dumps(form.schema)), "x-guidance": {**options, "coerce_one_of": False}})
+    call = "body"
+    if form.close_tag:
+        call = f"{json.dumps(form.open_tag + _LINE)} body {json.dumps(_LINE + form.close_tag)}"
+    more = f" ({json.dumps(_LINE)} call){{0,{form.most - 1}}}" if form.most > 1 else ""
+    return f"start: call{more}\ncall: {call}\nbody: %json {body}\n"
 
 
 def _choice(source: str) -> str:

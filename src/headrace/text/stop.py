@@ -5,6 +5,7 @@ so that none of its characters leaks. Where the text was cut into parts makes no
 """
 
 from collections.abc import Sequence
+from copy import copy
 
 from headrace.core.errors import InvalidInput
 
@@ -34,6 +35,12 @@ class StopWindow:
         for stop in stops:
             self._add(stop)
         self._link()
+
+    def again(self) -> "StopWindow":
+        """A window for another text and the same stop strings. The automaton is shared: it can be large."""
+        window = copy(self)
+        window._held, window._state, window._stopped = "", 0, None
+        return window
 
     @property
     def stopped(self) -> str | None:

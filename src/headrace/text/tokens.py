@@ -6,6 +6,7 @@ SentencePiece's `▁` and `<0xNN>`. Knows neither how text is split into ids nor
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
+from functools import cached_property
 
 SPACE = "▁"
 # A vocabulary is a table in memory: an id far outside any real one is an attack or a broken file.
@@ -50,6 +51,18 @@ class TokenTable:
         self.byte_ids = frozenset(token for token, piece in single_bytes if _fallback_byte(piece) is not None)
         # What a stream adds per id: nothing for control ids.
         self.shown = [b"" if token in self.control_ids else data for token, data in enumerate(self.bytes_of)]
+
+    @cached_property
+    def whole(self) -> list[str | None]:
+        """What a stream adds per id where that is whole characters, else None; made when the first stream needs it."""
+        return [_characters(data) for data in self.shown]
+
+
+def _characters(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 class _ByteAlphabet(dict[int, int]):

@@ -8,11 +8,10 @@ from headrace.core.config import EngineConfig
 from headrace.engine.loop import Engine
 from headrace.runner.fake import FakeRunner
 from headrace.serving.local import LocalService
-from headrace.text.grammar import GrammarDesk
+from headrace.serving.model_text import ModelText
 from headrace.text.lexicon import Lexicon
 from headrace.text.limited import LimitedPool
 from headrace.text.matchers import Matchers
-from headrace.text.template import ChatTemplate
 from headrace.text.tokenizer import Tokenizer
 from tests.unit.text.small_vocabularies import byte_level
 
@@ -27,13 +26,17 @@ class LocalRig:
         self.engine = Engine(config, self.runner, matchers)
         self.service = LocalService(
             self.engine,
-            TOKENIZER,
+            ModelText.build(
+                "m",
+                byte_level("gpt-2", chat_template=TEMPLATE),
+                pool,
+                context_len=config.context_len,
+                vocab_size=config.vocab_size,
+                eos_ids=config.eos_ids,
+            ),
             clock=SystemClock(),
             version="m@1",
             block_size=config.block_size,
-            eos_ids=config.eos_ids,
-            template=ChatTemplate(TEMPLATE, TOKENIZER.special_ids, pool),
-            desk=GrammarDesk(pool),
             matchers=matchers,
             seeds=lambda: 7,
         )

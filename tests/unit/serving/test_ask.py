@@ -5,7 +5,7 @@ import pytest
 from headrace.core.errors import InvalidInput
 from headrace.core.request import SamplingParams
 from headrace.serving.ask import Ask, check_ask, sampling_of
-from headrace.serving.local import grammar_of
+from headrace.serving.preparation import grammar_of
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,12 @@ from headrace.serving.local import grammar_of
         (Ask(prompt="a", n=0), "n"),
         (Ask(prompt="a", n=129), "n"),
         (Ask(raw="a", tools=[{"type": "function"}]), "tools"),
+        (Ask(raw="a", stop=["x" * 1024] * 3), "stop"),
+        (Ask(raw="a", bad_words=["b"]), "bad_words"),
+        (Ask(raw="a", deadline_s=0.0), "deadline_s"),
+        (Ask(raw="a", ttft_target_s=float("nan")), "ttft_target_s"),
+        (Ask(raw="a", truncate_prompt_tokens=0), "truncate_prompt_tokens"),
+        (Ask(raw="a", continue_final_message=True), "continue_final_message"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_name(ask: Ask, param: str) -> None:

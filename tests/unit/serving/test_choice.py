@@ -1,6 +1,7 @@
 """The text of one choice: whole characters, nothing of a stop string, nothing of the ids that end it."""
 
 from headrace.serving.choice import Choice
+from headrace.text.stop import StopWindow
 from headrace.text.tokenizer import Tokenizer
 from tests.unit.text.small_vocabularies import byte_level
 
@@ -19,13 +20,13 @@ def test_a_character_of_several_tokens_comes_whole() -> None:
 
 
 def test_what_was_held_back_comes_at_the_end() -> None:
-    choice = Choice(TOKENIZER.table, ["END"])
+    choice = Choice(TOKENIZER.table, StopWindow(["END"]))
     assert choice.push(ids("one EN")) == "one "
     assert choice.finish() == "EN"
 
 
 def test_nothing_of_a_stop_string_or_after_it_is_said() -> None:
-    choice = Choice(TOKENIZER.table, ["END"])
+    choice = Choice(TOKENIZER.table, StopWindow(["END"]))
     assert choice.push(ids("one ENDtwo")) == "one "
     assert choice.stopped
     assert choice.num_tokens == len("one END"), "what comes after it is not counted either"
@@ -43,3 +44,12 @@ def test_half_a_character_at_the_end_is_shown_as_broken() -> None:
     choice = Choice(TOKENIZER.table)
     assert choice.push(ids("漢")[:2]) == ""
     assert choice.finish() == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_choices_that_share_their_stop_strings_are_apart() -> None:
+    window = StopWindow(["END"])
+    first, second = Choice(TOKENIZER.table, window), Choice(TOKENIZER.table, window)
+    assert first.push(ids("one EN")) == "one "
+    assert second.push(ids("D END")) == "D "
+    assert second.stopped and not first.stopped
+    assert first.finish() == "EN"

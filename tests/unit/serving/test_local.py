@@ -63,6 +63,7 @@ def test_a_grammar_shapes_the_reply() -> None:
     ("ask", "error"),
     [
         (Ask(raw="abc", stop=[""]), InvalidInput),
+        (Ask(raw="abc", echo=True), InvalidInput),
         (Ask(raw="abc", regex="("), InvalidInput),
         (Ask(raw="abc", json_schema={"type": "nonsense"}), InvalidInput),
         (Ask(ids=[1, 2**20]), InvalidInput),

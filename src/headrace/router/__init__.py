@@ -1,0 +1,1 @@
+"""Which replica takes a request. Decides; submits nothing."""

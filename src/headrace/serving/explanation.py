@@ -1,0 +1,50 @@
+"""Where the milliseconds of past requests went. Owns a bounded store of explanations; measures nothing."""
+
+from collections import OrderedDict
+
+from msgspec import Struct
+
+from headrace.core.errors import NotFound
+from headrace.streams.record import Usage
+
+
+class Explanation(Struct, frozen=True):
+    """One request that is over. The stages sum to `wall_s`. `ttft_s` and `itl_s` are None where no token came."""
+
+    request_id: str
+    tenant: str
+    model: str
+    replica: str
+    stages: dict[str, float]
+    wall_s: float
+    usage: Usage
+    finish: tuple[str, ...] = ()
+    ttft_s: float | None = None
+    # Mean time between the tokens of the choice that ended last.
+    itl_s: float | None = None
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    overrun_tokens: int = 0
+    attempts: int = 1
+    error: str | None = None
+
+
+class Explanations:
+    """The last ones; each is for its tenant alone."""
+
+    def __init__(self, remembered: int = 10_000) -> None:
+        self._remembered = remembered
+        self._found: OrderedDict[tuple[str, str], Explanation] = OrderedDict()
+
+    def file(self, explanation: Explanation) -> None:
+        key = (explanation.tenant, explanation.request_id)
+        self._found.pop(key, None)
+        self._found[key] = explanation
+        if len(self._found) > self._remembered:
+            self._found.popitem(last=False)
+
+    def find(self, tenant: str, request_id: str) -> Explanation:
+        found = self._found.get((tenant, request_id))
+        if found is None:
+            raise NotFound("no such request, or it was too long ago", param="request_id")
+        return found

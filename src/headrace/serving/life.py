@@ -1,0 +1,183 @@
+"""One request that is being answered: its stream, its choices, its time. Owns their state; hears no frame itself."""
+
+import asyncio
+from collections.abc import Sequence
+
+from headrace.core.caller import Caller
+from headrace.core.errors import HeadraceError
+from headrace.core.event import Counters, Waits
+from headrace.core.stages import Stage, StageClock
+from headrace.serving.explanation import Explanation
+from headrace.serving.model_text import ModelText
+from headrace.serving.preparation import Prepared
+from headrace.serving.voice import Voice
+from headrace.streams.journal import Stream
+from headrace.streams.record import Ending, Failure, Usage
+
+
+class Life:
+    """`left` choices have not ended. `tried` are the replicas it was given to, the last one being where it is."""
+
+    __slots__ = (
+        "_admission",
+        "_before_s",
+        "_num_admitted",
+        "attempts",
+        "caller",
+        "counts",
+        "failure",
+        "first_s",
+        "itl_s",
+        "left",
+        "model",
+        "num_prompt_tokens",
+        "replica",
+        "stages",
+        "stream",
+        "submitted_s",
+        "tried",
+        "voices",
+    )
+
+    def __init__(
+        self, stream: Stream, caller: Caller, stages: StageClock, model: ModelText, *, counts: bool = False
+    ) -> None:
+        self.stream = stream
+        self.caller = caller
+        self.stages = stages
+        self.model = model
+        self.counts = counts
+        self.voices: list[Voice] = []
+        self.left = 0
+        self.attempts = 0
+        self.replica = ""
+        self.tried: set[str] = set()
+        self.submitted_s = 0.0
+        self.first_s: float | None = None
+        self.itl_s: float | None = None
+        self.failure: Failure | None = None
+        self.num_prompt_tokens = 0
+        self._before_s = 0.0
+        self._num_admitted = 0
+        self._admission: asyncio.Future[None] | None = None
+
+    @property
+    def live(self) -> list[Voice]:
+        return [voice for voice in self.voices if voice.end is None and voice.key >= 0]
+
+    @property
+    def has_spoken(self) -> bool:
+        return any(voice.choice.num_tokens for voice in self.voices)
+
+    def prepare(self, asks: Sequence[Prepared]) -> None:
+        self.num_prompt_tokens = sum(len(prepared.prompt_ids) for prepared in asks)
+        for prepared in asks:
+            for choice in range(prepared.ask.n):
+                self.voices.append(Voice(self, len(self.voices), choice, prepared))
+        self.left = len(self.voices)
+
+    def submitted(self, replica: str, fingerprint: str, now_s: float) -> None:
+        """It goes to this replica now."""
+        self.attempts += 1
+        self.replica = replica
+        self.tried.add(replica)
+        self.stream.fingerprint = fingerprint
+        self.stages.enter(Stage.TRANSFER, now_s)
+        self.submitted_s = now_s
+        if self.attempts == 1:
+            self._before_s = sum(self.stages.seconds.values()) - now_s
+
+    def admitted(self) -> "asyncio.Future[None]":
+        """Done when a worker has accepted every choice; raises what one was refused for."""
+        self._num_admitted = 0
+        self._admission = asyncio.get_running_loop().create_future()
+        return self._admission
+
+    def accept(self) -> None:
+        """One more choice was accepted."""
+        self._num_admitted += 1
+        if self._num_admitted == len(self.voices) and self._admission is not None:
+            if not self._admission.done():
+                self._admission.set_result(None)
+            self._admission = None
+
+    def refuse(self, error: HeadraceError) -> bool:
+        """Not accepted. False: nobody waits for that any more."""
+        if self._admission is None or self._admission.done():
+            return False
+        self._admission.set_exception(error)
+        self._admission = None
+        return True
+
+    def forget_admission(self) -> None:
+        """Nobody waits to be admitted any more."""
+        admission, self._admission = self._admission, None
+        if admission is not None:
+            admission.cancel()
+
+    def age_s(self, now_s: float) -> float:
+        """Since the first byte of the request."""
+        return self._before_s + now_s
+
+    def usage(self) -> Usage:
+        """Up to now. A prompt counts once, however many choices it has."""
+        first = (voice.end for voice in self.voices if voice.choice_of_ask == 0)
+        return Usage(
+            self.num_prompt_tokens,
+            sum(end.counters.prompt_cached for end in first if end is not None),
+            sum(voice.used_tokens for voice in self.voices),
+        )
+
+    def close(self, waits: Waits | None, arrival_s: float) -> None:
+        """The last choice ended; `waits` is where its time in the engine went. The rest of it was transfer."""
+        self.stages.enter(Stage.DETOKENISE, arrival_s)
+        if waits is not None:
+            spread(self.stages, waits, arrival_s - self.submitted_s)
+
+    def tell_end(self, now_s: float, failure: Failure | None = None) -> None:
+        self.failure = failure
+        self.stages.enter(Stage.CLIENT, now_s)
+        told = {stage.value: seconds for stage, seconds in self.stages.seconds.items()}
+        self.stream.end(Ending(self.usage(), failure, told), age_s=self.age_s(now_s))
+
+    def explain(self, seconds: dict[Stage, float]) -> Explanation:
+        ends = [voice.end for voice in self.voices if voice.end is not None]
+        counters = [end.counters for end in ends] or [Counters()]
+        return Explanation(
+            request_id=self.stream.id,
+            tenant=self.caller.tenant,
+            model=self.model.name,
+            replica=self.replica,
+            stages={stage.value: spent for stage, spent in seconds.items()},
+            wall_s=sum(seconds.values()),
+            usage=self.usage(),
+            finish=tuple(voice.finish or "error" for voice in self.voices),
+            ttft_s=None if self.first_s is None else self.age_s(self.first_s),
+            itl_s=self.itl_s,
+            preemptions=sum(end.preemptions for end in ends),
+            recomputed_tokens=sum(each.recomputed for each in counters),
+            overrun_tokens=sum(each.overrun for each in counters),
+            attempts=self.attempts,
+            error=None if self.failure is None else self.failure.code,
+        )
+
+
+def spread(stages: StageClock, waits: Waits, interval_s: float) -> None:
+    """Move what the engine accounts for from TRANSFER, which had all of the interval, to where it belongs."""
+    parts = {
+        Stage.WAIT_CAPACITY: waits.wait_capacity_s,
+        Stage.WAIT_FAIRNESS: waits.wait_fairness_s,
+        Stage.PREFILL: waits.prefill_s,
+        Stage.PREFILL_OTHERS: waits.prefill_others_s,
+        Stage.DECODE: waits.decode_s,
+        Stage.PREEMPTED: waits.preempted_s,
+        Stage.CLIENT: waits.paused_s,
+    }
+    stay_s = sum(parts.values())
+    # Two clocks: a stay that seems longer than the interval it lies in is the interval.
+    scale = min(1.0, interval_s / stay_s) if stay_s > 0.0 else 0.0
+    seconds = stages.seconds
+    for stage, spent_s in parts.items():
+        if spent_s > 0.0:
+            seconds[stage] = seconds.get(stage, 0.0) + spent_s * scale
+    seconds[Stage.TRANSFER] = max(0.0, seconds.get(Stage.TRANSFER, 0.0) - stay_s * scale)

@@ -1,0 +1,213 @@
+"""From an ask to what an engine can run: prompt ids, sampling, grammar, how to read the reply.
+
+What is decided is here once, pure. Two thin drivers, one that waits and one that awaits, have templates rendered,
+texts encoded and grammars checked where that is done: in limited processes and threads.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from headrace.core.errors import ContextLengthExceeded, InvalidInput
+from headrace.core.request import SamplingParams, check_sampling
+from headrace.serving.ask import Ask, check_ask, sampling_of, shape_of
+from headrace.serving.model_text import ModelText
+from headrace.serving.tools import ToolPlan, plan_tools
+from headrace.text.grammar import Grammar
+from headrace.text.rendering import Traits
+from headrace.text.stop import StopWindow
+from headrace.text.template import ChatTemplate, Conversation
+from headrace.text.tokenizer import Piece
+
+# Takes a tenth of a millisecond to encode; handing it to a thread takes as much.
+INLINE_CHARS = 512
+
+_Windows = dict[tuple[tuple[str, ...], bool], StopWindow]
+
+
+class Prepared(Struct, frozen=True):
+    """An ask as the engine will see it. `syntax` reads tool calls from the reply, empty where it is all text;
+    `is_forced`: the reply is calls and nothing else; `is_named`: of one given tool. `window` looks for stop strings, if there are any. `echoed` is the prompt
+    as text, where that is to be repeated."""
+
+    ask: Ask
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    grammar: Grammar | None = None
+    window: StopWindow | None = None
+    continues: bool = False
+    syntax: str = ""
+    is_forced: bool = False
+    is_named: bool = False
+    echoed: str = ""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """An ask on its way. One of `conversation`, `pieces` and `ids` is its prompt. Its grammar is to be checked before
+    it may go on; `blamed` is the field that it came from."""
+
+    ask: Ask
+    sampling: SamplingParams
+    grammar: Grammar | None
+    blamed: str
+    tools: ToolPlan
+    window: StopWindow | None
+    conversation: Conversation | None = None
+    pieces: list[Piece] | None = None
+    ids: list[int] | None = None
+
+
+async def prepare(model: ModelText, asks: Sequence[Ask], *, now_s: float, seeds: Callable[[], int]) -> list[Prepared]:
+    """Raises what is wrong with an ask; nothing is kept. `now_s` is the time that templates may print."""
+    drafts = []
+    windows: _Windows = {}
+    for ask in asks:
+        template = _template(model, ask)
+        traits = await template.describe() if template is not None else None
+        draft = _draft(model, ask, traits, now_s, seeds, windows)
+        if draft.grammar is not None:
+            await model.desk.check(draft.grammar, param=draft.blamed)
+        if draft.conversation is not None and template is not None:
+            draft.pieces = _framed(model, ask, await template.render(draft.conversation))
+        drafts.append(draft)
+    encoded = iter(await _encode(model, [draft.pieces for draft in drafts if draft.pieces is not None]))
+    return [_finish(model, draft, next(encoded) if draft.ids is None else draft.ids) for draft in drafts]
+
+
+def prepare_sync(model: ModelText, ask: Ask, *, seeds: Callable[[], int], now_s: float = 0.0) -> Prepared:
+    """`prepare` for who has no event loop; blocks the calling thread."""
+    template = _template(model, ask)
+    traits = template.describe_sync() if template is not None else None
+    draft = _draft(model, ask, traits, now_s, seeds, {})
+    if draft.grammar is not None:
+        model.desk.check_sync(draft.grammar, param=draft.blamed)
+    if draft.conversation is not None and template is not None:
+        draft.pieces = _framed(model, ask, template.render_sync(draft.conversation))
+    ids = draft.ids if draft.pieces is None else model.tokenizer.encode_parts(draft.pieces)
+    assert ids is not None, "a draft has a prompt"
+    return _finish(model, draft, ids)
+
+
+async def _encode(model: ModelText, texts: list[list[Piece]]) -> list[list[int]]:
+    """Away from the loop, unless handing it over would take longer than to do it."""
+    size = sum(len(piece) for pieces in texts for piece in pieces if isinstance(piece, str))
+    if size <= INLINE_CHARS:
+        return model.tokenizer.encode_batch(texts, one_by_one=True)
+    return await model.encoders.encode_batch(texts)
+
+
+async def encode_prompt(model: ModelText, ask: Ask, *, now_s: float, framed: bool = True) -> list[int]:
+    """The prompt alone. Unless `framed`, a raw text is encoded as it stands."""
+    if ask.raw is not None and not framed:
+        return await model.encoders.encode([ask.raw])
+    (prepared,) = await prepare(model, [ask], now_s=now_s, seeds=lambda: 0)
+    return list(prepared.prompt_ids)
+
+
+def grammar_of(ask: Ask) -> Grammar | None:
+    """What constrains the reply; InvalidInput when several things do."""
+    match shape_of(ask):
+        case "json_schema":
+            return Grammar.json_schema(ask.json_schema)
+        case "json_object":
+            return Grammar("json_object")
+        case "regex":
+            return Grammar("regex", ask.regex or "")
+        case "choices":
+            return Grammar.choice(ask.choices or [])
+        case "grammar":
+            return Grammar("lark", ask.grammar or "")
+    return None
+
+
+def _template(model: ModelText, ask: Ask) -> ChatTemplate | None:
+    """The one to render the ask with; None where it needs none."""
+    if ask.messages is None and ask.prompt is None:
+        return None
+    if model.template is None:
+        raise InvalidInput("this model has no chat template: give raw text", param="messages")
+    return model.template
+
+
+def _draft(
+    model: ModelText, ask: Ask, traits: Traits | None, now_s: float, seeds: Callable[[], int], windows: _Windows
+) -> _Draft:
+    if ask.ids is not None and ask.truncate_prompt_tokens is None and len(ask.ids) >= model.context_len:
+        raise ContextLengthExceeded(
+            f"the prompt has {len(ask.ids)} tokens; the context holds {model.context_len}, one of them for output",
+            param="ids",
+        )
+    check_ask(ask)
+    messages = ask.messages if ask.messages is not None else [{"role": "user", "content": ask.prompt}]
+    tools = ToolPlan(()) if traits is None else plan_tools(ask, messages, model.syntax, traits)
+    grammar = tools.grammar or grammar_of(ask)
+    blamed = shape_of(ask) if tools.grammar is None else "tools"
+    if grammar is not None and not model.eos_ids:
+        raise InvalidInput("this model's end is unknown, so no grammar can end its reply", param=blamed)
+    sampling = sampling_of(ask, seed=seeds(), masked=grammar is not None)
+    check_sampling(sampling, model.vocab_size)
+    draft = _Draft(ask, sampling, grammar, blamed, tools, _window(ask, windows))
+    if ask.ids is not None:
+        draft.ids = ask.ids
+    elif ask.raw is not None:
+        draft.pieces = model.tokenizer.frame(ask.raw)
+    else:
+        draft.conversation = Conversation(
+            messages=tools.messages,
+            tools=tools.tools,
+            add_generation_prompt=ask.add_generation_prompt and not ask.continue_final_message,
+            variables=ask.chat_template_kwargs,
+            now_s=now_s,
+        )
+    return draft
+
+
+def _window(ask: Ask, windows: _Windows) -> StopWindow | None:
+    """Asks with the same stop strings share what looks for them."""
+    if not ask.stops:
+        return None
+    key = (tuple(ask.stops), ask.include_stop)
+    if key not in windows:
+        windows[key] = StopWindow(ask.stops, include=ask.include_stop)
+    return windows[key]
+
+
+def _framed(model: ModelText, ask: Ask, rendered: list[Piece]) -> list[Piece]:
+    """A rendered conversation as the model expects it, its begin-of-text in front."""
+    if ask.continue_final_message and ask.messages:
+        rendered = _cut_after(rendered, ask.messages[-1]["content"])
+    before = model.tokenizer.before
+    return rendered if tuple(rendered[: len(before)]) == before else [*before, *rendered]
+
+
+def _cut_after(rendered: list[Piece], content: str) -> list[Piece]:
+    """Up to the end of the last message: what the template wrote to close it is left out."""
+    for sought in (content, content.strip()):
+        for place in range(len(rendered) - 1, -1, -1):
+            piece = rendered[place]
+            if isinstance(piece, str) and sought in piece:
+                return [*rendered[:place], piece[: piece.rindex(sought) + len(sought)]]
+    raise InvalidInput("the chat template changes the last message, so it cannot be continued", param="messages")
+
+
+def _finish(model: ModelText, draft: _Draft, ids: list[int]) -> Prepared:
+    ask = draft.ask
+    most = ask.truncate_prompt_tokens
+    kept = ids if most is None else ids[-most:]
+    echoed = ""
+    if ask.echo:
+        echoed = ask.raw if ask.raw is not None and len(kept) == len(ids) else model.tokenizer.decode(kept)
+    return Prepared(
+        ask=ask,
+        prompt_ids=tuple(kept),
+        sampling=draft.sampling,
+        grammar=draft.grammar,
+        window=draft.window,
+        continues=ask.raw is not None or ask.ids is not None or ask.continue_final_message,
+        syntax=draft.tools.syntax,
+        is_forced=draft.tools.grammar is not None,
+        is_named=draft.tools.is_named,
+        echoed=echoed,
+    )

@@ -1,0 +1,310 @@
+"""Lives that are disturbed: workers lost at every stage, random lives by the thousand, time that adds up."""
+
+import asyncio
+import random
+from functools import partial
+
+import pytest
+from msgspec.structs import replace
+
+from headrace.core.errors import HeadraceError, Unreachable
+from headrace.core.event import Outcome, Waits
+from headrace.core.messages import Frame, WorkerState
+from headrace.core.stages import Stage, StageClock
+from headrace.serving.ask import Ask
+from headrace.serving.choice import Choice
+from headrace.serving.injection import LateSink
+from headrace.serving.life import spread
+from headrace.streams.journal import Stream
+from headrace.text.limited import LimitedPool
+from tests.unit.serving.network_rig import CONFIG, TOKENIZER, HandWorker, finishes, ids_of, network_rig, text_of
+from tests.unit.serving.scripted import ScriptedRig
+
+pytestmark = pytest.mark.unit
+
+
+def failure_code(stream: Stream) -> str | None:
+    assert stream.ending is not None
+    return stream.ending.failure.code if stream.ending.failure is not None else None
+
+
+def die_of_it(worker: HandWorker) -> None:
+    """Instead of an answer to a submission."""
+    if worker.keys:
+        worker.die()
+
+
+def test_a_worker_lost_before_it_accepted_is_replaced_unseen(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool, num_workers=2) as rig:
+            rig.workers[0].answer = partial(die_of_it, rig.workers[0])  # type: ignore[method-assign]
+            stream = await rig.open(Ask(raw="hello", max_tokens=9))
+            rig.run()
+            assert ids_of(stream) == rig.workers[1].runner.truth(TOKENIZER.encode_text("hello"), 9, seed=7)
+            rig.finish(stream)
+            assert (rig.explained[0].attempts, rig.explained[0].replica) == (2, "w1")
+
+    asyncio.run(story())
+
+
+def test_a_worker_lost_before_its_first_token_is_replaced_and_after_it_is_a_failure(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool, num_workers=2) as rig:
+            silent = await rig.open(Ask(raw="hello", max_tokens=9, n=2))
+            spoken = await rig.open(Ask(raw="hello", max_tokens=9))
+            holder = {len(worker.submitted): worker for worker in rig.workers}
+            holder[1].turn()
+            holder[2].die()
+            assert not silent.is_ended
+            holder[1].die()
+            assert failure_code(spoken) == failure_code(silent) == "unreachable"
+            assert spoken.ending is not None and spoken.ending.failure is not None
+            assert spoken.ending.failure.status == 503 and spoken.ending.failure.retry_after_s == 1.0
+            for stream in (silent, spoken):
+                rig.finish(stream)
+            assert (rig.service.num_open, rig.service.num_sequences) == (0, 0)
+
+    asyncio.run(story())
+
+
+def test_what_was_placed_again_is_whole(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool, num_workers=2) as rig:
+            stream = await rig.open(Ask(raw="hello", max_tokens=9, n=2))
+            holder = next(worker for worker in rig.workers if worker.submitted)
+            holder.die()
+            rig.run()
+            assert finishes(stream) == {0: "length", 1: "length"}
+            for choice in range(2):
+                truth = holder.runner.truth(TOKENIZER.encode_text("hello"), 9, seed=7, choice=choice)
+                assert ids_of(stream, choice) == truth
+
+    asyncio.run(story())
+
+
+def test_a_lost_worker_does_not_undo_a_stop(pool: LimitedPool) -> None:
+    async def story() -> None:
+        rig = ScriptedRig(pool)
+        stream = await rig.open(Ask(raw="a", stop="!"))
+        rig.worker.say(b"done!")
+        rig.worker.die()
+        assert text_of(stream) == "done" and finishes(stream) == {0: "stop"} and failure_code(stream) is None
+        rig.model.close()
+
+    asyncio.run(story())
+
+
+def test_a_row_that_fails_ends_its_stream_alone(pool: LimitedPool) -> None:
+    async def story() -> None:
+        rig = ScriptedRig(pool)
+        first, second = await rig.open(Ask(raw="a", n=2)), await rig.open(Ask(raw="a"))
+        rig.worker.step({0: 65, 1: 65, 2: 65})
+        rig.worker.end(0, Outcome.FAILED, "not_finite", "the row was not finite")
+        assert failure_code(first) == "not_finite"
+        assert [key for key, _ in rig.worker.aborts] == [1]
+        rig.worker.step({1: 65, 2: 66}, "length")
+        assert text_of(second) == "AB" and failure_code(second) is None
+        rig.model.close()
+
+    asyncio.run(story())
+
+
+def test_a_reply_that_cannot_be_told_fails_alone(pool: LimitedPool, caplog: pytest.LogCaptureFixture) -> None:
+    class Dumb(Choice):
+        def push_one(self, token: int) -> str:
+            raise ZeroDivisionError
+
+    class Endless(Choice):
+        def finish(self) -> str:
+            raise ZeroDivisionError
+
+    async def story() -> None:
+        rig = ScriptedRig(pool)
+        streams = [await rig.open(Ask(raw="a")) for _ in range(3)]
+        first, second, _ = (rig.service._open[stream].voices[0] for stream in streams)
+        first.choice, second.choice = Dumb(TOKENIZER.table), Endless(TOKENIZER.table)
+        rig.worker.step(dict.fromkeys(range(3), 65))
+        rig.worker.step(dict.fromkeys(range(3), 66), "length")
+        assert [failure_code(stream) for stream in streams] == ["internal_error", "internal_error", None]
+        assert text_of(streams[2]) == "AB" and len(caplog.records) == 2
+        assert [key for key, _ in rig.worker.aborts] == [0]
+        rig.model.close()
+
+    asyncio.run(story())
+
+
+def test_a_worker_that_gives_a_sequence_up_is_a_failure(pool: LimitedPool) -> None:
+    async def story() -> None:
+        rig = ScriptedRig(pool)
+        stream = await rig.open(Ask(raw="a"))
+        rig.worker.end(0, Outcome.ABORTED, "aborted")
+        assert failure_code(stream) == "unreachable"
+        rig.model.close()
+
+    asyncio.run(story())
+
+
+def test_stages_sum_to_wall_time_and_the_engines_are_in_them(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool, config=replace(CONFIG, slots=1)) as rig:
+            began_s = rig.clock.now_s()
+            first = await rig.open(Ask(raw="hello", max_tokens=20))
+            stages = rig.stages
+            rig.clock.time_s += 0.125
+            rig.run()
+            rig.clock.time_s += 0.25
+            seconds = stages.close(rig.clock.now_s())
+            rig.service.finished(first, stages)
+            assert sum(seconds.values()) == pytest.approx(rig.clock.now_s() - began_s, abs=1e-12)
+            assert seconds[Stage.CLIENT] == 0.25
+            assert seconds[Stage.WAIT_CAPACITY] + seconds.get(Stage.WAIT_FAIRNESS, 0.0) == pytest.approx(0.125)
+            assert seconds[Stage.DECODE] == pytest.approx(19 * 0.0101, rel=0.01)
+            assert seconds[Stage.PREFILL] > 0.0 and seconds[Stage.TRANSFER] == pytest.approx(0.0, abs=1e-12)
+            (explained,) = rig.explained
+            assert explained.wall_s == pytest.approx(rig.clock.now_s() - began_s)
+            assert explained.ttft_s == pytest.approx(0.125 + seconds[Stage.PREFILL])
+            assert explained.itl_s == pytest.approx(0.0101, rel=0.01)
+
+    asyncio.run(story())
+
+
+def test_time_that_no_engine_accounts_for_is_transfer() -> None:
+    stages = StageClock(Stage.ROUTE, 0.0)
+    stages.enter(Stage.TRANSFER, 1.0)
+    stages.enter(Stage.DETOKENISE, 4.0)
+    spread(stages, Waits(wait_capacity_s=0.5, prefill_s=1.0, decode_s=0.75, paused_s=0.25), 3.0)
+    expected = {
+        Stage.ROUTE: 1.0,
+        Stage.TRANSFER: 0.5,
+        Stage.WAIT_CAPACITY: 0.5,
+        Stage.PREFILL: 1.0,
+        Stage.DECODE: 0.75,
+        Stage.CLIENT: 0.25,
+    }
+    assert stages.seconds == expected
+
+
+def test_a_stay_longer_than_its_interval_is_the_interval() -> None:
+    stages = StageClock(Stage.TRANSFER, 0.0)
+    stages.enter(Stage.DETOKENISE, 2.0)
+    spread(stages, Waits(prefill_s=1.0, decode_s=3.0), 2.0)
+    assert stages.seconds == {Stage.TRANSFER: 0.0, Stage.PREFILL: 0.5, Stage.DECODE: 1.5}
+
+
+def test_late_frames_keep_their_order() -> None:
+    class Sink:
+        def __init__(self) -> None:
+            self.heard: list[object] = []
+
+        def take(self, replica: str, frame: Frame) -> None:
+            self.heard.append(frame.number)
+
+        def lost(self, replica: str, keys: object) -> None:
+            self.heard.append(keys)
+
+    async def story() -> None:
+        sink = Sink()
+        late = LateSink(sink, 1e-4)
+        for number in range(5):
+            late.take("w", Frame(number, 0))
+        late.lost("w", [7])
+        assert sink.heard == []
+        while len(sink.heard) < 6:
+            await asyncio.sleep(0)
+        assert sink.heard == [0, 1, 2, 3, 4, [7]]
+
+    asyncio.run(story())
+
+
+def test_a_frame_for_nobody_harms_nothing(pool: LimitedPool) -> None:
+    async def story() -> None:
+        rig = ScriptedRig(pool)
+        stream = await rig.open(Ask(raw="a"))
+        rig.service.cancel(stream, "disconnected")
+        said = len(stream.records)
+        rig.worker.say(b"late", end="stop")
+        rig.worker._sink.take("w0", Frame(9, 9, ended=(rig.worker.ending(0, Outcome.FINISHED, "stop"),)))
+        assert len(stream.records) == said
+        rig.model.close()
+
+    asyncio.run(story())
+
+
+def random_ask(chance: random.Random) -> Ask:
+    return Ask(
+        raw="x" * chance.randint(1, 40),
+        max_tokens=chance.randint(1, 30),
+        n=chance.choice((1, 1, 1, 2, 3)),
+        seed=chance.randint(0, 9),
+        stop=chance.choice(([], [], ["a"], ["o ", "e"])),
+        logprobs=chance.choice((None, None, 1)),
+        echo=chance.random() < 0.1,
+        queue_timeout_s=chance.choice((None, None, 0.05)),
+        temperature=chance.choice((0.0, -1.0)) if chance.random() < 0.05 else 0.0,
+    )
+
+
+def test_a_thousand_random_lives_have_exactly_one_ending_each(pool: LimitedPool) -> None:
+    async def story() -> None:
+        chance = random.Random(11)
+        with network_rig(pool, num_workers=3, config=replace(CONFIG, slots=4, blocks=128, max_waiting=12)) as rig:
+            streams: list[Stream] = []
+            paused: list[Stream] = []
+            refused = 0
+            while len(streams) + refused < 1000:
+                try:
+                    stream = await rig.open(*[random_ask(chance) for _ in range(chance.choice((1, 1, 2)))])
+                    streams.append(stream)
+                except HeadraceError:
+                    refused += 1
+                for _ in range(chance.randint(0, 6)):
+                    chance.choice(rig.workers).turn()
+                luck = chance.random()
+                if luck < 0.1 and streams:
+                    rig.service.cancel(chance.choice(streams[-5:]), "disconnected")
+                elif luck < 0.15 and streams:
+                    paused.append(chance.choice(streams[-5:]))
+                    rig.service.pause(paused[-1])
+                elif luck < 0.18:
+                    worker = chance.choice(rig.workers)
+                    worker.die()
+                    worker.state = WorkerState.READY
+                while paused and chance.random() < 0.5:
+                    rig.service.resume(paused.pop())
+            for stream in paused:
+                rig.service.resume(stream)
+            rig.run()
+            codes = {failure_code(stream) for stream in streams}
+            assert {None, "disconnected", "unreachable", "timed_out"} <= codes and refused > 20
+            for stream in streams:
+                assert sum(record.ending is not None for record in stream.records) == 1
+                assert stream.records[-1].ending is not None
+                rig.finish(stream)
+            rig.assert_nothing_left()
+            assert len(rig.explained) == len(streams)
+
+    asyncio.run(story())
+
+
+def test_losing_every_worker_is_told_to_who_opens(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool, num_workers=2) as rig:
+            for worker in rig.workers:
+                worker.answer = partial(die_of_it, worker)  # type: ignore[method-assign]
+            with pytest.raises(Unreachable):
+                await rig.open(Ask(raw="hello"))
+            assert rig.service.num_sequences == 0
+
+    asyncio.run(story())
+
+
+def test_an_end_that_overtakes_its_abort_still_counts_to_the_stop(pool: LimitedPool) -> None:
+    async def story() -> None:
+        rig = ScriptedRig(pool)
+        stream = await rig.open(Ask(raw="a", stop="!"))
+        rig.worker.say(b"a!bcd", end="length")
+        assert finishes(stream) == {0: "stop"} and text_of(stream) == "a"
+        assert stream.ending is not None and stream.ending.usage.completion_tokens == 2
+        rig.model.close()
+
+    asyncio.run(story())

@@ -1,0 +1,303 @@
+"""Orders over workers: text as the runner's truth has it, refusals before anything is said, exactly one ending."""
+
+import asyncio
+
+import pytest
+
+from headrace.core.caller import Caller
+from headrace.core.errors import (
+    ContextLengthExceeded,
+    HeadraceError,
+    InvalidInput,
+    ModelNotFound,
+    NotFound,
+    QueueFull,
+    TimedOut,
+    Unreachable,
+)
+from headrace.core.messages import WorkerState
+from headrace.core.request import Tier
+from headrace.core.stages import Stage, StageClock
+from headrace.serving.ask import Ask
+from headrace.serving.order import Order
+from headrace.streams.record import Usage
+from headrace.text.limited import LimitedPool
+from tests.unit.serving.network_rig import (
+    CALLER,
+    CONFIG,
+    TOKENIZER,
+    PlainDialect,
+    finishes,
+    ids_of,
+    network_rig,
+    text_of,
+)
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_stream_is_the_runners_truth_one_record_a_frame(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool) as rig:
+            stream = await rig.say(Ask(raw="hello", max_tokens=30, seed=5))
+            truth = rig.workers[0].runner.truth(TOKENIZER.encode_text("hello"), 30, seed=5)
+            assert ids_of(stream) == truth
+            assert text_of(stream) == TOKENIZER.decode(truth)
+            assert finishes(stream) == {0: "length"}
+            assert [record.number for record in stream.records] == list(range(1, len(stream.records) + 1))
+            steps = [record.step for record in stream.records[:-1]]
+            assert len(set(steps)) == len(steps), "a frame gave a stream two records"
+            ending = stream.records[-1].ending
+            assert ending is not None and ending.failure is None
+            assert ending.usage == Usage(5, 0, 30)
+            rig.assert_nothing_left()
+
+    asyncio.run(story())
+
+
+def test_parts_say_how_much_came_before_them(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool) as rig:
+            stream = await rig.open(Ask(raw="hello", max_tokens=30), counts=True)
+            rig.run()
+            tokens = characters = 0
+            for record in stream.records[:-1]:
+                (part,) = record.parts
+                assert (part.index, part.offset) == (tokens, characters)
+                tokens += len(part.ids)
+                characters += len(part.text)
+                assert record.usage is not None and record.usage.completion_tokens == tokens
+
+    asyncio.run(story())
+
+
+def test_choices_and_prompts_are_numbered_through_and_a_prompt_counts_once(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool, num_workers=2) as rig:
+            asks = [Ask(raw=text, max_tokens=6, n=3, seed=9) for text in ("one", "three")]
+            stream = await rig.say(*asks)
+            runner = rig.workers[0].runner
+            for place, ask in enumerate(asks):
+                for choice in range(3):
+                    truth = runner.truth(TOKENIZER.encode_text(ask.raw or ""), 6, seed=9, choice=choice)
+                    assert ids_of(stream, place * 3 + choice) == truth
+            assert finishes(stream) == dict.fromkeys(range(6), "length")
+            assert stream.ending is not None
+            assert (stream.ending.usage.prompt_tokens, stream.ending.usage.completion_tokens) == (8, 36)
+            assert [len(worker.submitted) for worker in rig.workers] == [6, 0], "an order stays together"
+
+    asyncio.run(story())
+
+
+def test_prefix_hashes_differ_between_tenants_and_agree_within_one(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool) as rig:
+            first = await rig.say(Ask(raw="the same prompt", max_tokens=2))
+            second = await rig.say(Ask(raw="the same prompt", max_tokens=2))
+            other = await rig.say(Ask(raw="the same prompt", max_tokens=2), caller=Caller("other"))
+            cached = [stream.ending.usage.cached_tokens for stream in (first, second, other) if stream.ending]
+            assert cached == [0, 12, 0]
+
+    asyncio.run(story())
+
+
+def test_priority_only_lowers_a_tier(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool) as rig:
+            for priority in (None, Tier.BATCH, Tier.ENTERPRISE):
+                await rig.say(Ask(raw="a", max_tokens=1, priority=priority))
+            assert [request.tier for request in rig.workers[0].submitted] == [Tier.PLUS, Tier.BATCH, Tier.PLUS]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("ask", "error"),
+    [
+        (Ask(raw="a", temperature=-1.0), InvalidInput),
+        (Ask(raw="a", stop=[""]), InvalidInput),
+        (Ask(raw="a", min_tokens=9, max_tokens=4), InvalidInput),
+        (Ask(raw="a" * 2000), ContextLengthExceeded),
+        (Ask(raw="a", max_tokens=5000), ContextLengthExceeded),
+        (Ask(raw="a", deadline_s=-1.0), InvalidInput),
+        (Ask(raw="a", bad_words=["b"]), InvalidInput),
+        (Ask(ids=[600]), InvalidInput),
+        (Ask(raw="a", regex="("), InvalidInput),
+        (Ask(raw="a", n=100, max_tokens=1, seed=2**70), InvalidInput),
+    ],
+)
+def test_what_is_refused_is_a_typed_error_and_leaves_nothing(
+    pool: LimitedPool, ask: Ask, error: type[HeadraceError]
+) -> None:
+    async def story() -> None:
+        with network_rig(pool) as rig:
+            with pytest.raises(error):
+                await rig.open(ask)
+            rig.assert_nothing_left()
+            await rig.say(Ask(raw="a", max_tokens=2))
+
+    asyncio.run(story())
+
+
+def test_one_refused_choice_takes_the_others_back(pool: LimitedPool) -> None:
+    from msgspec.structs import replace
+
+    async def story() -> None:
+        with network_rig(pool, config=replace(CONFIG, slots=1, max_waiting=2)) as rig:
+            with pytest.raises(QueueFull) as caught:
+                await rig.open(Ask(raw="a", max_tokens=4, n=5))
+            assert caught.value.retry_after_s > 0.0
+            rig.assert_nothing_left()
+
+    asyncio.run(story())
+
+
+def test_an_unknown_model_is_named_with_those_there_are(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool) as rig:
+            order = Order("r", "gpt-9", (Ask(raw="a"),), PlainDialect())
+            with pytest.raises(ModelNotFound, match="m, default"):
+                await rig.service.open(order, CALLER, StageClock(Stage.RECEIVE, 0.0))
+            (card,) = rig.service.models()
+            assert (card.name, card.is_ready, card.fingerprint, card.context_len) == ("m", True, "fp", 1024)
+
+    asyncio.run(story())
+
+
+def test_no_ready_worker_is_said_before_anything_is_kept(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool) as rig:
+            rig.workers[0].state = WorkerState.DRAINING
+            with pytest.raises(Unreachable):
+                await rig.open(Ask(raw="a"))
+            assert rig.service.num_open == rig.service.num_sequences == 0
+
+    asyncio.run(story())
+
+
+def test_cancelling_frees_the_worker_and_ends_the_stream_once(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool) as rig:
+            stream = await rig.open(Ask(raw="hello", max_tokens=500, n=2))
+            for _ in range(10):
+                rig.workers[0].turn()
+            rig.service.cancel(stream, "disconnected")
+            rig.service.cancel(stream, "disconnected")
+            assert stream.ending is not None and stream.ending.failure is not None
+            assert stream.ending.failure.code == "disconnected"
+            assert sum(record.ending is not None for record in stream.records) == 1
+            rig.finish(stream)
+            rig.assert_nothing_left()
+            assert rig.explained[0].error == "disconnected"
+            assert rig.explained[0].usage.completion_tokens == 20
+
+    asyncio.run(story())
+
+
+def test_an_opening_that_is_given_up_leaves_nothing(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool) as rig:
+            order = Order("r", "m", (Ask(raw="a", n=3),), PlainDialect())
+            task = asyncio.create_task(rig.service.open(order, CALLER, StageClock(Stage.RECEIVE, 0.0)))
+            while not rig.workers[0].keys:
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            rig.assert_nothing_left()
+
+    asyncio.run(story())
+
+
+def test_pausing_holds_every_choice_until_it_is_resumed(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool) as rig:
+            stream = await rig.open(Ask(raw="hello", max_tokens=40, n=2))
+            rig.workers[0].turn()
+            rig.service.pause(stream)
+            said = len(stream.records)
+            for _ in range(5):
+                rig.workers[0].turn()
+            assert len(stream.records) == said and len(rig.workers[0].paused) == 2
+            rig.service.resume(stream)
+            rig.run()
+            assert [len(ids_of(stream, choice)) for choice in range(2)] == [40, 40]
+
+    asyncio.run(story())
+
+
+def test_a_queue_that_takes_too_long_ends_with_a_typed_failure(pool: LimitedPool) -> None:
+    from msgspec.structs import replace
+
+    async def story() -> None:
+        with network_rig(pool, config=replace(CONFIG, slots=1)) as rig:
+            first = await rig.open(Ask(raw="hello", max_tokens=200))
+            rig.workers[0].turn()
+            second = await rig.open(Ask(raw="hello", max_tokens=5, queue_timeout_s=0.5))
+            late = await rig.open(Ask(raw="hello", max_tokens=5, deadline_s=1.0, priority=Tier.BATCH))
+            rig.run()
+            failures = [stream.ending.failure for stream in (first, second, late) if stream.ending is not None]
+            codes = [(failure.code, failure.status) if failure else None for failure in failures]
+            assert codes == [None, ("timed_out", 504), ("deadline_exceeded", 504)]
+            assert second.records[0].ending is not None, "nothing was said before the failure"
+
+    asyncio.run(story())
+
+
+def test_a_deadline_runs_from_the_first_byte(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool) as rig:
+            for spent_s, error in ((0.5, None), (3.0, TimedOut)):
+                stages = StageClock(Stage.RECEIVE, rig.clock.now_s())
+                rig.clock.time_s += spent_s
+                order = Order("r", "m", (Ask(raw="a", max_tokens=1, deadline_s=2.0),), PlainDialect())
+                task = asyncio.create_task(rig.service.open(order, CALLER, stages))
+                while not task.done():
+                    await asyncio.sleep(0)
+                    rig.workers[0].answer()
+                if error is None:
+                    rig.service.finished(await task, stages)
+                else:
+                    with pytest.raises(error):
+                        await task
+            (request,) = rig.workers[0].submitted
+            assert request.deadline_s == pytest.approx(1.5)
+            rig.assert_nothing_left()
+
+    asyncio.run(story())
+
+
+def test_explanations_are_for_their_tenant_alone(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool) as rig:
+            await rig.say(Ask(raw="hello", max_tokens=9))
+            found = rig.service.explain("r1", CALLER)
+            assert found.usage == Usage(5, 0, 9) and found.finish == ("length",)
+            assert found.replica == "w0" and found.ttft_s is not None and found.itl_s is not None
+            for request_id, caller in (("r1", Caller("other")), ("r9", CALLER)):
+                with pytest.raises(NotFound):
+                    rig.service.explain(request_id, caller)
+
+    asyncio.run(story())
+
+
+def test_tokens_and_back(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool) as rig:
+            ids = await rig.service.tokenize("default", Ask(raw="héllo"))
+            assert ids == list("héllo".encode())
+            assert await rig.service.detokenize("m", ids) == "héllo"
+            chat = await rig.service.tokenize("m", Ask(messages=[{"role": "user", "content": "hi"}]))
+            assert TOKENIZER.special_ids["<|im_start|>"] in chat
+
+    asyncio.run(story())
+
+
+def test_warming_up_asks_each_template_once_what_it_can(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool) as rig:
+            assert rig.model.template is not None and rig.model.template._traits is None
+            await rig.service.warm_up()
+            assert rig.model.template._traits is not None
+
+    asyncio.run(story())
