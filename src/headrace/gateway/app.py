@@ -1,0 +1,218 @@
+"""The ASGI application: every request comes in here and is answered exactly once. Owns the order of the checks.
+
+Name and origin, then the route, then the key that the route asks for, then the method, then the endpoint. A request
+that is refused has cost nothing but its headers.
+"""
+
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from headrace.accounts.keys import KeyRing
+from headrace.core.config import GatewayConfig
+from headrace.core.errors import Forbidden, HeadraceError, NotFound
+from headrace.core.ports import Clock
+from headrace.core.stages import Stage
+from headrace.gateway.context import Context
+from headrace.gateway.door import Door, is_loopback_peer, plain_headers
+from headrace.gateway.endpoints import ROUTES
+from headrace.gateway.errors import MethodNotAllowed, failure_of, shutting_down, too_many_open
+from headrace.gateway.exchange import Exchange
+from headrace.gateway.logbook import log_failure, log_request
+from headrace.gateway.openapi import document
+from headrace.gateway.peer import ClientGone, Receive, Send
+from headrace.gateway.pulse import Pulse
+from headrace.gateway.routes import Access, Resource, Route, RouteTable
+from headrace.telemetry.metrics import Metrics, Sample
+
+# What the path of a request may hold.
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:@+~-]{1,128}")
+_HEADER_NAMES = re.compile(r"[A-Za-z0-9, _-]{1,1000}")
+_METRICS_SCOPE = "metrics"
+_CLOSE: Mapping[str, str] = {"connection": "close"}
+_NONE: Mapping[str, str] = {}
+# What nobody waited for.
+CLIENT_GONE = 499
+_EXPOSED = b"x-request-id, server-timing, retry-after, retry-after-ms, openai-processing-ms"
+
+
+def build_app(
+    service: Any,
+    keys: KeyRing,
+    config: GatewayConfig,
+    metrics: Metrics,
+    clock: Clock,
+    *,
+    inject: Mapping[str, float] | None = None,
+    routes: Iterable[Route] = ROUTES,
+) -> "Gateway":
+    """`service` is the serving.Service behind it, or a double of it; `inject` is Config.inject."""
+    table = RouteTable(routes)
+    pulse = Pulse(clock, metrics.observe_lag)
+    context = Context(config, clock, service, metrics, pulse, dict(inject or {}), document(table.routes))
+    metrics.watch_loop(lambda: pulse.lag_s)
+    metrics.watch_open(lambda: len(pulse))
+    return Gateway(context, table, Door(keys, config))
+
+
+class Gateway:
+    """One per process. `reconfigure` takes new limits and names for the requests that come after it."""
+
+    __slots__ = ("_door", "_num_open", "context", "table")
+
+    def __init__(self, context: Context, table: RouteTable, door: Door) -> None:
+        self.context = context
+        self.table = table
+        self._door = door
+        self._num_open = 0
+
+    def reconfigure(self, config: GatewayConfig) -> None:
+        self._door.configure(config)
+        self.context.config = config
+
+    @property
+    def num_open(self) -> int:
+        return self._num_open
+
+    def drain(self) -> None:
+        """From now on new requests are sent elsewhere; those that are open go on."""
+        self.context.is_draining = True
+
+    def close_streams(self) -> None:
+        """The time to finish is over: what is still open ends with an error."""
+        self.context.pulse.fail(failure_of(shutting_down()))
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"no {scope['type']} here")
+        exchange, error = self._open(scope, receive, send)
+        self._num_open += 1
+        route: Route | None = None
+        try:
+            if error is not None:
+                raise error
+            route = await self._admit(exchange)
+            await route.endpoint(exchange, self.context.service)
+        except ClientGone:
+            exchange.status = exchange.status or CLIENT_GONE
+        except HeadraceError as refused:
+            await self._refuse(exchange, refused)
+        except Preflight as preflight:
+            await exchange.send_raw(204, preflight.headers, b"")
+        except Exception as failed:  # noqa: BLE001 - the top: one request ends, the others do not notice
+            log_failure(exchange, failed)
+            await self._refuse(exchange, failed)
+        finally:
+            self._num_open -= 1
+            self._finish(exchange, route)
+
+    def _open(self, scope: Any, receive: Receive, send: Send) -> tuple[Exchange, HeadraceError | None]:
+        now_s = self.context.clock.now_s()
+        error: HeadraceError | None = None
+        try:
+            headers = plain_headers(scope["headers"])
+        except HeadraceError as refused:
+            headers, error = {}, refused
+        wanted = headers.get("x-request-id") or headers.get("x-client-request-id")
+        request_id = wanted if wanted and _REQUEST_ID.fullmatch(wanted) else "req_" + secrets.token_hex(12)
+        began_s = scope.get("state", _NONE).get("began_s", now_s)
+        exchange = Exchange(scope, receive, send, self.context, headers, request_id=request_id, began_s=began_s)
+        exchange.stages.enter(Stage.AUTHENTICATE, now_s)
+        return exchange, error
+
+    async def _admit(self, exchange: Exchange) -> Route:
+        """Everything that is checked before an endpoint runs."""
+        context, headers, method = self.context, exchange.headers, exchange.method
+        await context.delay(Stage.AUTHENTICATE)
+        resource, exchange.path_params = self.table.find(exchange.raw_path)
+        if resource is not None:
+            exchange.route = resource.path
+        if resource is None or not resource.is_probe:
+            self._door.check_host(headers)
+            if self._door.check_origin(method, headers):
+                exchange.cors = _cors_headers(headers["origin"])
+                if method == "OPTIONS" and "access-control-request-method" in headers:
+                    raise Preflight(headers, resource)
+        self._authenticate(exchange, resource)
+        if resource is None:
+            raise NotFound("There is nothing at this path.")
+        route = resource.routes.get(method)
+        if route is None:
+            raise MethodNotAllowed(f"This path answers {resource.allow}.", allow=resource.allow)
+        if not resource.is_probe:
+            if context.is_draining:
+                raise shutting_down()
+            if self._num_open > context.config.max_open_requests:
+                raise too_many_open()
+        return route
+
+    def _authenticate(self, exchange: Exchange, resource: Resource | None) -> None:
+        access = Access.KEY if resource is None else resource.access
+        if access is Access.PUBLIC:
+            return
+        if access is Access.METRICS and is_loopback_peer(exchange.peer_address) and not _is_forwarded(exchange.headers):
+            return
+        caller = self._door.authenticate(exchange.headers)
+        if access is Access.METRICS and _METRICS_SCOPE not in caller.scopes:
+            raise Forbidden("This key may not read metrics.")
+        exchange.caller = caller
+
+    async def _refuse(self, exchange: Exchange, error: BaseException) -> None:
+        if exchange.status:
+            # The answer has begun: a stream has said its last words itself, anything else can only be cut.
+            return
+        await exchange.refuse(error, _CLOSE if self.context.is_draining else _NONE)
+
+    def _finish(self, exchange: Exchange, route: Route | None) -> None:
+        """The books: stages, counts, one line in the log."""
+        context = self.context
+        now_s = context.clock.now_s()
+        seconds = exchange.stages.close(now_s)
+        stream, caller = exchange.answered, exchange.caller
+        if stream is not None:
+            context.service.finished(stream, exchange.stages)
+        ending = stream.ending if stream is not None else None
+        sample = Sample(
+            route=exchange.route,
+            tenant=caller.tenant if caller is not None else "",
+            model=stream.model if stream is not None else "",
+            status=exchange.status or CLIENT_GONE,
+            wall_s=now_s - exchange.began_s,
+            stages=seconds if stream is not None else {},
+            prompt_tokens=ending.usage.prompt_tokens if ending is not None else 0,
+            completion_tokens=ending.usage.completion_tokens if ending is not None else 0,
+            first_s=None if exchange.first_s is None else exchange.first_s - exchange.began_s,
+            last_s=None if exchange.last_s is None else exchange.last_s - exchange.began_s,
+        )
+        context.metrics.observe(sample)
+        if route is None or not route.is_probe:
+            log_request(exchange, sample)
+
+
+class Preflight(Exception):
+    """A browser asks whether a page of an allowed origin may send a request."""
+
+    def __init__(self, headers: Mapping[str, str], resource: Resource | None) -> None:
+        super().__init__("preflight")
+        wanted = headers.get("access-control-request-headers", "")
+        self.headers = [
+            *_cors_headers(headers["origin"]),
+            (b"access-control-allow-methods", (resource.allow if resource is not None else "GET").encode()),
+            (b"access-control-allow-headers", (wanted if _HEADER_NAMES.fullmatch(wanted) else "").encode()),
+            (b"access-control-max-age", b"600"),
+            (b"content-length", b"0"),
+        ]
+
+
+def _cors_headers(origin: str) -> list[tuple[bytes, bytes]]:
+    return [
+        (b"access-control-allow-origin", origin.encode("latin-1")),
+        (b"access-control-expose-headers", _EXPOSED),
+        (b"vary", b"origin"),
+    ]
+
+
+def _is_forwarded(headers: Mapping[str, str]) -> bool:
+    """A proxy on this machine speaks for somebody who may be anywhere."""
+    return "x-forwarded-for" in headers or "forwarded" in headers

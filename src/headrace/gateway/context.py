@@ -1,0 +1,45 @@
+"""What every request of one gateway shares. Owns nothing but the references; a reload replaces `config`."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from headrace.core.config import GatewayConfig
+from headrace.core.ports import Clock
+from headrace.core.stages import Stage, StageClock
+from headrace.gateway.pulse import Pulse
+from headrace.streams.journal import Stream
+from headrace.telemetry.metrics import Metrics
+
+
+class StreamOwner(Protocol):
+    """What a face needs of the service behind it while a stream runs."""
+
+    def cancel(self, stream: Stream, why: str) -> None: ...
+
+    def pause(self, stream: Stream) -> None: ...
+
+    def resume(self, stream: Stream) -> None: ...
+
+    def finished(self, stream: Stream, stages: StageClock) -> None: ...
+
+
+@dataclass(slots=True)
+class Context:
+    config: GatewayConfig
+    clock: Clock
+    service: Any
+    metrics: Metrics
+    pulse: Pulse
+    # Seconds to sleep when a request enters a stage.
+    inject: Mapping[str, float] = field(default_factory=dict)
+    # The OpenAPI document as it is sent.
+    document: bytes = b""
+    is_draining: bool = False
+
+    async def delay(self, stage: Stage) -> None:
+        if self.inject:
+            seconds = self.inject.get(stage, 0.0)
+            if seconds > 0.0:
+                await asyncio.sleep(seconds)

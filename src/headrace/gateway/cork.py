@@ -1,0 +1,47 @@
+"""A transport that holds an answer's head until its body follows, so that both leave in one write.
+
+The application always sends a head and its first bytes one after the other: a write per part would cost every
+answer a second system call, and its client a second wake-up.
+"""
+
+import asyncio
+from typing import Any
+
+_HEAD = b"HTTP/1.1 "
+_INTERIM = b"HTTP/1.1 100"
+
+
+class Corked:
+    """Stands for the transport it is given, in all but writing."""
+
+    __slots__ = ("_held", "_transport", "is_closing")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._held = b""
+        self.is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        if self._held:
+            held, self._held = self._held, b""
+            self._transport.write(held + data)
+        elif data.startswith(_HEAD) and not data.startswith(_INTERIM):
+            self._held = data
+        else:
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        if self._held:
+            held, self._held = self._held, b""
+            self._transport.write(held)
+
+    def write_eof(self) -> None:
+        self.flush()
+        self._transport.write_eof()
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)

@@ -1,0 +1,1 @@
+"""How the HTTP face words a stream: server-sent events from records, and whole bodies from all of them. Pure."""

@@ -1,0 +1,69 @@
+"""Where each millisecond of a past request went, for its tenant alone."""
+
+from msgspec import Struct
+
+from headrace.gateway.exchange import Exchange
+from headrace.gateway.routes import Access, Route
+from headrace.serving.service import Service
+
+
+class ExplainUsage(Struct, frozen=True):
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+class Explained(Struct, frozen=True):
+    """`stages` are seconds by stage, in the order they were entered; they sum to `total_s`."""
+
+    request_id: str
+    model: str
+    replica: str
+    stages: dict[str, float]
+    total_s: float
+    usage: ExplainUsage
+    finish_reasons: tuple[str, ...] = ()
+    ttft_s: float | None = None
+    itl_s: float | None = None
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    overrun_tokens: int = 0
+    attempts: int = 1
+    error: str | None = None
+    object: str = "request.explanation"
+
+
+async def explain(exchange: Exchange, service: Service) -> None:
+    assert exchange.caller is not None
+    found = service.explain(exchange.path_params["request_id"], exchange.caller)
+    usage = found.usage
+    await exchange.reply(
+        Explained(
+            request_id=found.request_id,
+            model=found.model,
+            replica=found.replica,
+            stages=found.stages,
+            total_s=found.wall_s,
+            usage=ExplainUsage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens),
+            finish_reasons=found.finish,
+            ttft_s=found.ttft_s,
+            itl_s=found.itl_s,
+            preemptions=found.preemptions,
+            recomputed_tokens=found.recomputed_tokens,
+            overrun_tokens=found.overrun_tokens,
+            attempts=found.attempts,
+            error=found.error,
+        )
+    )
+
+
+ROUTES = (
+    Route(
+        "GET",
+        "/v1/requests/{request_id}/explain",
+        Access.KEY,
+        explain,
+        "Where the time of a past request went",
+        reply=Explained,
+    ),
+)

@@ -1,0 +1,226 @@
+"""One HTTP request, past authentication, and its answer. Owns reading the body, answering once, and the headers that
+every answer carries; what is asked and answered is an endpoint's matter.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from headrace.core.caller import Caller
+from headrace.core.stages import Stage, StageClock
+from headrace.gateway.body import check_media, read_body
+from headrace.gateway.collector import Collector
+from headrace.gateway.context import Context
+from headrace.gateway.errors import error_reply
+from headrace.gateway.peer import Peer, Receive, Send
+from headrace.gateway.schemas.decode import decode
+from headrace.gateway.sender import Sender
+from headrace.streams.journal import Stream
+from headrace.streams.record import Record
+
+T = TypeVar("T")
+MAX_QUERY_FIELDS = 32
+_NO_HEADERS: Mapping[str, str] = {}
+_API_VERSION = (b"openai-version", b"2020-10-01")
+_JSON = (b"content-type", b"application/json")
+_NO_STORE = (b"cache-control", b"no-store")
+_NO_SNIFF = (b"x-content-type-options", b"nosniff")
+_EVENTS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    # Proxies that buffer a stream make one late answer of it.
+    (b"x-accel-buffering", b"no"),
+]
+# Server-Timing takes no colon in a name.
+_METRIC_NAMES = {stage: stage.value.replace(":", "-") for stage in Stage}
+_ON_DISCONNECT = "x-headrace-on-disconnect"
+
+
+def server_timing(stages: StageClock) -> str:
+    """The stages that are over, in milliseconds."""
+    return ", ".join([f"{_METRIC_NAMES[stage]};dur={seconds * 1e3:.3f}" for stage, seconds in stages.seconds.items()])
+
+
+class Exchange:
+    """`headers` have lower-case names. `caller` is None where no key is asked for.
+
+    An endpoint answers by exactly one of `reply`, `stream` and `send_raw`; an error it raises is answered for it.
+    """
+
+    __slots__ = (
+        "_began_s", "_query", "_receive", "_scope", "_send", "_sender", "_streamed", "caller", "context",
+        "cors", "headers", "path_params", "request_id", "route", "stages", "status",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        scope: Mapping[str, Any],
+        receive: Receive,
+        send: Send,
+        context: Context,
+        headers: Mapping[str, str],
+        *,
+        request_id: str,
+        began_s: float,
+    ) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self.context = context
+        self.headers = headers
+        self.request_id = request_id
+        self._began_s = began_s
+        self.caller: Caller | None = None
+        self.stages = StageClock(Stage.RECEIVE, began_s)
+        self.path_params: dict[str, str] = {}
+        # For a page of another origin that may read the answer.
+        self.cors: list[tuple[bytes, bytes]] = []
+        # The path in the table; "other" where there is none.
+        self.route = "other"
+        # Of the answer; 0 while there is none.
+        self.status = 0
+        self._query: dict[str, str] | None = None
+        self._streamed: Stream | None = None
+        self._sender: Sender | None = None
+
+    @property
+    def method(self) -> str:
+        method: str = self._scope["method"]
+        return method
+
+    @property
+    def raw_path(self) -> bytes:
+        path: bytes = self._scope["raw_path"]
+        return path
+
+    @property
+    def peer_address(self) -> str:
+        """Of the machine that is connected, whatever headers say; empty where it is not known."""
+        client = self._scope.get("client")
+        return client[0] if client else ""
+
+    @property
+    def began_s(self) -> float:
+        """When the first byte of the request was here."""
+        return self._began_s
+
+    @property
+    def answered(self) -> Stream | None:
+        """The stream that the answer came from."""
+        return self._streamed
+
+    @property
+    def first_s(self) -> float | None:
+        return self._sender.first_s if self._sender is not None else None
+
+    @property
+    def last_s(self) -> float | None:
+        return self._sender.last_s if self._sender is not None else None
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        """The last of each name. Never holds a key that would count."""
+        if self._query is None:
+            raw = self._scope.get("query_string", b"").decode("latin-1")
+            self._query = dict(parse_qsl(raw, keep_blank_values=True)[:MAX_QUERY_FIELDS])
+        return self._query
+
+    async def body(self) -> bytes:
+        """The whole body, within its bound. ClientGone where it never came whole."""
+        context = self.context
+        self.stages.enter(Stage.RECEIVE, context.clock.now_s())
+        await context.delay(Stage.RECEIVE)
+        body = await read_body(self._receive, self.headers, context.config.max_body_bytes)
+        self.stages.enter(Stage.ADMIT, context.clock.now_s())
+        await context.delay(Stage.ADMIT)
+        return body
+
+    async def parse(self, kind: type[T]) -> T:
+        """The body as JSON. InvalidInput with `param` where it is not a `kind`; 415 for other media."""
+        check_media(self.headers)
+        return decode(await self.body(), kind)
+
+    async def reply(self, body: object, *, status: int = 200, headers: Mapping[str, str] = _NO_HEADERS) -> None:
+        """Answer with JSON; bytes are sent as they are."""
+        data = body if type(body) is bytes else msgspec.json.encode(body)
+        sent = self._common_headers()
+        sent += (_JSON, _NO_STORE, _NO_SNIFF, (b"content-length", b"%d" % len(data)))
+        for name, value in headers.items():
+            if name == "content-type":
+                sent.remove(_JSON)
+            sent.append((name.encode("latin-1"), value.encode("latin-1")))
+        await self.send_raw(status, sent, data)
+
+    async def refuse(self, error: BaseException, headers: Mapping[str, str] = _NO_HEADERS) -> None:
+        """Answer with what the catalogue says of an error."""
+        answer = error_reply(error)
+        await self.reply(answer.body, status=answer.status, headers={**answer.headers, **headers})
+
+    async def send_raw(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        self.status = status
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def stream(self, stream: Stream) -> None:
+        """Answer with the stream as server-sent events, until its terminal frame or until the client is gone."""
+        self._streamed = stream
+        peer = self._peer()
+        sender = Sender(
+            stream,
+            self.stages,
+            self.context,
+            peer,
+            self._send,
+            start=self._start_events,
+            abort=self._abort,
+            grace_s=self._grace_s(self.context.config.disconnect_grace_s),
+        )
+        self._sender = sender
+        try:
+            await sender.run()
+        finally:
+            peer.close()
+
+    async def collect(self, stream: Stream) -> list[Record]:
+        """The whole stream, to be answered by `reply`. StreamFailed where it broke; cancelled when the client goes."""
+        self._streamed = stream
+        peer = self._peer()
+        try:
+            return await Collector(stream, self.stages, self.context, peer, grace_s=self._grace_s(0.0)).run()
+        finally:
+            peer.close()
+
+    def _grace_s(self, default_s: float) -> float:
+        """How long generation goes on without a client: the client may say."""
+        wanted = self.headers.get(_ON_DISCONNECT)
+        return {"cancel": 0.0, "finish": float("inf")}.get(wanted, default_s) if wanted else default_s
+
+    async def _start_events(self) -> None:
+        self.status = 200
+        await self._send(
+            {"type": "http.response.start", "status": 200, "headers": self._common_headers() + _EVENTS + [_NO_SNIFF]}
+        )
+
+    def _common_headers(self) -> list[tuple[bytes, bytes]]:
+        passed_ms = (self.context.clock.now_s() - self._began_s) * 1e3
+        headers = [
+            (b"x-request-id", self.request_id.encode("ascii")),
+            (b"openai-processing-ms", b"%d" % passed_ms),
+            _API_VERSION,
+        ]
+        if self.stages.seconds:
+            headers.append((b"server-timing", server_timing(self.stages).encode("ascii")))
+        if self.cors:
+            headers += self.cors
+        return headers
+
+    def _peer(self) -> Peer:
+        return Peer(self._receive, self.context.clock, self._scope.get("state", {}).get("watch"))
+
+    def _abort(self) -> None:
+        """Cut the connection, where the server below gave a way to."""
+        abort = self._scope.get("state", {}).get("abort")
+        if abort is not None:
+            abort()

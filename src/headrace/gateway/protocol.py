@@ -1,0 +1,230 @@
+"""A connection of uvicorn's, fenced in. Owns the limits that hold before any request exists: how long one may take to
+arrive, how many headers it has and how long they are, how its body is cut into pieces.
+
+Knows no route and no key. What it refuses it answers in the shape of the catalogue, and closes.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from headrace.core.config import GatewayConfig
+from headrace.core.errors import HeadraceError, InvalidInput, TooLarge
+from headrace.gateway.context import Context
+from headrace.gateway.cork import Corked
+from headrace.gateway.errors import HeadersTooLarge, ReceiveTimeout, error_reply
+
+_MALFORMED = "This is not a request that HTTP/1.1 allows."
+# Chunks this small on average are an attack on the processor. The first ones are free.
+_FREE_CHUNKS = 1024
+_MIN_CHUNK_BYTES = 64
+_SLACK_BYTES = 64 << 10
+# How long, and for how much more, a refused client is listened to, so that what it was told reaches it.
+_LINGER_S = 1.0
+_LINGER_BYTES = 16 << 20
+
+
+class FencedProtocol(HttpToolsProtocol):
+    """One per connection; several requests follow each other on it."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        context: Context,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._context = context
+        self._limits: GatewayConfig = context.config
+        self._deadline: asyncio.TimerHandle | None = None
+        self._on_lost: Callable[[], None] | None = None
+        self._refusal: HeadraceError | None = None
+        # Of the message that is coming in.
+        self._in_head = True
+        self._is_begun = False
+        # Whether `cycle` answers the message that is coming in, not an earlier one.
+        self._has_cycle = False
+        self._is_refused = False
+        self._num_headers = 0
+        self._header_bytes = 0
+        self._wire_bytes = 0
+        self._num_chunks = 0
+        self._body_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(Corked(transport))  # type: ignore[arg-type]
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+        if self._on_lost is not None:
+            self._on_lost()
+        # What waits behind another request on this connection will never be asked for again.
+        self.pipeline.clear()
+
+    def watch(self, on_lost: Callable[[], None] | None) -> None:
+        """Call it when the connection is lost: at once where it is lost already."""
+        self._on_lost = on_lost
+        if on_lost is not None and self.transport.is_closing():
+            on_lost()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._wire_bytes += len(data)
+        if self._is_refused:
+            if self._wire_bytes > _LINGER_BYTES:
+                self.transport.abort()
+            return
+        super().data_received(data)
+        if self._is_refused or self.transport.is_closing():
+            return
+        if self._in_head:
+            # Empty lines before a request begin none, and stop uvicorn's own timer.
+            if self._deadline is None and self._wire_bytes and not self._is_answering_another():
+                self._arm()
+            if self._wire_bytes > self._limits.max_header_bytes:
+                self._refuse(_headers_too_large(self._limits))
+        elif self._wire_bytes > 2 * self._limits.max_body_bytes + _SLACK_BYTES:
+            self._refuse(TooLarge("The body is too long."))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._limits = self._context.config
+        self._in_head = self._is_begun = True
+        self._has_cycle = False
+        self._num_headers = self._header_bytes = self._num_chunks = self._body_bytes = 0
+        self.scope["state"].update(began_s=monotonic(), abort=self.transport.abort, watch=self.watch)
+        if self._deadline is None:
+            self._arm()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_header(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_headers += 1
+        self._count_header(len(name) + len(value) + 4)
+        # Trailers come after the body: they are counted and dropped.
+        if self._in_head:
+            super().on_header(name, value)
+
+    def _count_header(self, size_bytes: int) -> None:
+        self._header_bytes += size_bytes
+        if self._header_bytes > self._limits.max_header_bytes or self._num_headers > self._limits.max_headers:
+            self._refusal = _headers_too_large(self._limits)
+            raise self._refusal
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        for name, value in self.headers:
+            if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+                raise InvalidInput(_MALFORMED)
+        super().on_headers_complete()
+        self._has_cycle = True
+
+    def on_chunk_header(self) -> None:
+        self._num_chunks += 1
+        if self._num_chunks > _FREE_CHUNKS + self._body_bytes // _MIN_CHUNK_BYTES:
+            self._refusal = InvalidInput("The body comes in too many small chunks.")
+            raise self._refusal
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_head, self._is_begun, self._has_cycle = True, False, False
+        self._wire_bytes = 0
+        self._disarm()
+
+    def on_response_complete(self) -> None:
+        self.transport.flush()  # type: ignore[attr-defined]
+        super().on_response_complete()
+        # Reading stops while a request waits behind another; its time begins when reading goes on.
+        if self._is_begun and self._deadline is None and not self.transport.is_closing():
+            self._arm()
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn calls this for whatever its parser refuses."""
+        self._refuse(self._refusal or InvalidInput(_MALFORMED))
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing is upgraded here; the request is answered as it stands."""
+
+    def _arm(self) -> None:
+        self._deadline = self.loop.call_later(self._context.config.receive_s, self._expire)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _expire(self) -> None:
+        self._deadline = None
+        if self._is_refused or self.transport.is_closing():
+            return
+        if self._is_answering_another():
+            self._arm()
+        elif not self._is_begun and not self._wire_bytes:
+            self.transport.close()
+        else:
+            self._refuse(ReceiveTimeout("The request did not arrive in time."))
+
+    def _is_answering_another(self) -> bool:
+        """An earlier request of this connection is still being answered."""
+        if self.pipeline:
+            return True
+        return not self._has_cycle and self.cycle is not None and not self.cycle.response_complete
+
+    def _refuse(self, error: HeadraceError) -> None:
+        """Answer and close, or only close where an answer is on its way already."""
+        self._disarm()
+        self._unset_keepalive_if_required()
+        is_answered = self._has_cycle and self.cycle.response_complete
+        if self._is_answering_another() or (self._has_cycle and self.cycle.response_started and not is_answered):
+            self.transport.abort()
+            return
+        self._is_refused = True
+        if not is_answered:
+            self.transport.write(_raw_answer(error))
+            if self._has_cycle:
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
+        self._linger()
+
+    def _linger(self) -> None:
+        """Closed at once, the kernel would answer what still comes with a reset, and the answer would be lost."""
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self._wire_bytes = 0
+        self._deadline = self.loop.call_later(_LINGER_S, self.transport.abort)
+
+
+def fenced(context: Context) -> Any:
+    """What uvicorn makes a connection with."""
+    return partial(FencedProtocol, context=context)
+
+
+def _headers_too_large(limits: GatewayConfig) -> HeadersTooLarge:
+    return HeadersTooLarge(
+        f"The headers may be {limits.max_headers} at most, with {limits.max_header_bytes} bytes in all."
+    )
+
+
+def _raw_answer(error: HeadraceError) -> bytes:
+    answer = error_reply(error)
+    head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(answer.body)
+    return STATUS_LINE[answer.status] + head + answer.body

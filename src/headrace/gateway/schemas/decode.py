@@ -1,0 +1,59 @@
+"""A body's bytes as a typed record, or the field that is wrong with it. Owns how complaints are worded.
+
+Decoding is strict: "1" and true are no numbers. Fields that a type does not name are ignored.
+"""
+
+import re
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+
+from headrace.core.errors import InvalidInput
+from headrace.gateway.schemas.bounds import check_values
+
+T = TypeVar("T")
+
+_PLACE = re.compile(r"(?P<what>.*) - at (?:`key` in )?`(?P<path>[^`]*)`\Z", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+_VALUE = re.compile(r"Invalid (?:enum )?value '", re.DOTALL)
+_MAX_PARAM = 200
+
+
+def decode(data: bytes, kind: type[T]) -> T:
+    """InvalidInput, with `param` a path like `messages[2].content`, for what is no JSON or not of this kind."""
+    check_values(data)
+    wanted: Any = kind
+    try:
+        decoded: T = _decoder(wanted).decode(data)
+    except msgspec.ValidationError as error:
+        raise _complaint(str(error)) from None
+    except RecursionError:
+        raise InvalidInput("the body nests too deeply") from None
+    except (msgspec.DecodeError, UnicodeError):
+        raise InvalidInput("the body is not valid JSON in UTF-8") from None
+    return decoded
+
+
+@cache
+def _decoder(kind: Any) -> Any:
+    return msgspec.json.Decoder(kind)
+
+
+def _complaint(text: str) -> InvalidInput:
+    found = _PLACE.match(text)
+    what, path = (found["what"], found["path"]) if found else (text, "$")
+    param = path.removeprefix("$").removeprefix(".").replace("[...]", "")
+    if missing := _MISSING.search(what):
+        param = f"{param}.{missing[1]}" if param else missing[1]
+        return InvalidInput(f"{param} is required", param=param[:_MAX_PARAM])
+    if not param:
+        return InvalidInput(f"the body must be a JSON object: {_plain(what)}")
+    return InvalidInput(f"{param}: {_plain(what)}", param=param[:_MAX_PARAM])
+
+
+def _plain(what: str) -> str:
+    """Types and bounds are ours to tell; values are the client's and are not repeated."""
+    if _VALUE.match(what):
+        return "not one of the values that are possible here"
+    return what.replace("`", "").replace("Expected", "expected", 1)[:_MAX_PARAM]

@@ -1,0 +1,87 @@
+"""The server around the application: uvicorn on sockets that were opened elsewhere. Owns starting, draining, stopping.
+
+Signals are the caller's: it sets `stop`.
+"""
+
+import asyncio
+import contextlib
+import math
+import socket
+from collections.abc import Generator, Sequence
+
+import uvicorn
+
+from headrace.core.config import GatewayConfig
+from headrace.gateway.app import Gateway
+from headrace.gateway.certificate import Certificate
+from headrace.gateway.protocol import fenced
+
+KEEP_ALIVE_S = 75
+# After the grace: for the last words of what was still open.
+_CLOSING_S = 3.0
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+async def serve(
+    app: Gateway,
+    sockets: Sequence[socket.socket],
+    config: GatewayConfig,
+    stop: asyncio.Event,
+    *,
+    started: asyncio.Event | None = None,
+) -> None:
+    """Until `stop` is set and every answer is out, or `drain_s` after that. The sockets are closed then."""
+    certificate = None
+    if config.tls_cert is not None and config.tls_key is not None:
+        certificate = Certificate(config.tls_cert, config.tls_key)
+    server = _Server(_uvicorn_config(app, config, certificate))
+    tasks = [asyncio.create_task(app.context.pulse.run())]
+    if certificate is not None:
+        tasks.append(asyncio.create_task(certificate.watch()))
+    running = asyncio.create_task(server.serve(list(sockets)))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        while not server.started and not running.done():
+            await asyncio.sleep(0.005)
+        if started is not None and not running.done():
+            started.set()
+        await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+        app.drain()
+        server.should_exit = True
+        done, _ = await asyncio.wait((running,), timeout=config.drain_s)
+        if not done:
+            app.close_streams()
+        await running
+    finally:
+        for task in (*tasks, stopping):
+            task.cancel()
+        await asyncio.gather(*tasks, stopping, return_exceptions=True)
+
+
+def _uvicorn_config(app: Gateway, config: GatewayConfig, certificate: Certificate | None) -> uvicorn.Config:
+    settings = uvicorn.Config(
+        app,
+        http=fenced(app.context),
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        workers=1,
+        log_config=None,
+        # Its warnings are about what clients send: ours to answer, and not to be written once per packet.
+        log_level="error",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=2048,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=math.ceil(config.drain_s + _CLOSING_S),
+    )
+    if certificate is not None:
+        context = certificate.context
+        settings.ssl_context_factory = lambda _config, _default: context
+    return settings

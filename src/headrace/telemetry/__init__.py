@@ -1,0 +1,1 @@
+"""What the processes measure of themselves, in the form that Prometheus reads."""

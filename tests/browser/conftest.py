@@ -1,0 +1,78 @@
+"""Debian's Chromium, a server that imitates the API, and a page that watches itself for errors."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, expect, sync_playwright
+
+from tests.browser.imitation import KEY, PATIENCE_S, Imitation, Running
+
+_WATCH_POLICY = "document.addEventListener('securitypolicyviolation', e => console.error('policy: ' + e.blockedURI))"
+
+
+@dataclass  # no slots: Playwright hangs its own attributes on the owner of a listener
+class Tab:
+    """A page of the browser with what it complained about and what it fetched."""
+
+    page: Page
+    url: str
+    complaints: list[str] = field(default_factory=list)
+    fetched: list[str] = field(default_factory=list)
+
+    @property
+    def reply(self) -> Locator:
+        return self.page.get_by_role("article", name="Reply")
+
+    def open(self, fragment: str = f"#key={KEY}") -> None:
+        self.page.goto(f"{self.url}/{fragment}")
+
+    def ask(self, question: str) -> None:
+        self.page.get_by_label("Message").fill(question)
+        self.page.keyboard.press("Enter")
+
+    def note_console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def note_request(self, request: Request) -> None:
+        self.fetched.append(request.url)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is not installed (Debian and Ubuntu: apt install chromium)")
+    expect.set_options(timeout=1000 * PATIENCE_S)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def api() -> Imitation:
+    return Imitation()
+
+
+@pytest.fixture
+def tab(browser: Browser, api: Imitation) -> Iterator[Tab]:
+    with Running(api) as server, open_tab(browser, server.url) as tab:
+        yield tab
+
+
+@contextmanager
+def open_tab(browser: Browser, url: str) -> Iterator[Tab]:
+    context = browser.new_context(viewport={"width": 1000, "height": 800})
+    context.set_default_timeout(1000 * PATIENCE_S)
+    page = context.new_page()
+    page.add_init_script(_WATCH_POLICY)
+    tab = Tab(page, url)
+    page.on("console", tab.note_console)
+    page.on("pageerror", lambda error: tab.complaints.append(str(error)))
+    page.on("request", tab.note_request)
+    yield tab
+    context.close()

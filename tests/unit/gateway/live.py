@@ -1,0 +1,83 @@
+"""An app behind a real port, and bytes sent to it as they are."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+import uvloop
+
+from headrace.gateway.app import Gateway
+from headrace.gateway.server import serve
+
+
+class Live:
+    def __init__(self, port: int, stop: asyncio.Event, done: "asyncio.Task[None]") -> None:
+        self.port = port
+        self.stop = stop
+        self.done = done
+        self.wires: list[Wire] = []
+
+    async def connect(self) -> "Wire":
+        wire = Wire(*await asyncio.open_connection("127.0.0.1", self.port))
+        self.wires.append(wire)
+        return wire
+
+
+class Wire:
+    """One connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, *parts: bytes) -> None:
+        with contextlib.suppress(ConnectionError):
+            for part in parts:
+                self._writer.write(part)
+                await self._writer.drain()
+
+    async def answer(self) -> tuple[int, bytes]:
+        """Status and body of one answer with a length."""
+        head = await asyncio.wait_for(self._reader.readuntil(b"\r\n\r\n"), 10)
+        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        body = await asyncio.wait_for(self._reader.readexactly(int(length.split(b":")[1])), 10)
+        return int(head.split()[1]), body
+
+    async def line(self) -> bytes:
+        return await asyncio.wait_for(self._reader.readline(), 10)
+
+    async def rest(self) -> bytes:
+        """All until the server closes."""
+        with contextlib.suppress(ConnectionError):
+            return await asyncio.wait_for(self._reader.read(), 10)
+        return b""
+
+    async def close(self) -> None:
+        self._writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def running(app: Gateway) -> AsyncIterator[Live]:
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    stop, started = asyncio.Event(), asyncio.Event()
+    done = asyncio.create_task(serve(app, [listening], app.context.config, stop, started=started))
+    await asyncio.wait_for(started.wait(), 10)
+    live = Live(port, stop, done)
+    try:
+        yield live
+    finally:
+        for wire in live.wires:
+            await wire.close()
+        stop.set()
+        await asyncio.wait_for(done, 20)
+
+
+def play(story: Coroutine[Any, Any, None]) -> None:
+    """On the loop that the product runs on."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(story)

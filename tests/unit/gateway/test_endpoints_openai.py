@@ -1,0 +1,282 @@
+"""The official client against the application, without a socket: a worker says what each story puts into its mouth."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import Any, TypeVar
+
+import httpx2
+import openai
+import pytest
+from openai import AsyncOpenAI
+from pydantic import BaseModel
+
+from headrace.accounts.keys import KeyRing
+from headrace.core.config import GatewayConfig
+from headrace.core.event import Outcome
+from headrace.core.request import Tier
+from headrace.gateway.app import build_app
+from headrace.telemetry.metrics import Metrics
+from headrace.text.limited import LimitedPool
+from tests.unit.gateway.stub import KEY, METRICS_KEY, TENANTS
+from tests.unit.serving.scripted import ScriptedRig, ScriptedWorker
+
+T = TypeVar("T")
+USER: Any = [{"role": "user", "content": "hi"}]
+TOOL: Any = {
+    "type": "function",
+    "function": {"name": "look", "strict": True, "parameters": {"type": "object", "additionalProperties": False}},
+}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[LimitedPool]:
+    with LimitedPool() as pool:
+        yield pool
+
+
+class World:
+    """One application over one scripted worker."""
+
+    def __init__(self, pool: LimitedPool) -> None:
+        self.rig = ScriptedRig(pool)
+        metrics = Metrics(["m"], [tenant.name for tenant in TENANTS])
+        app: Any = build_app(self.rig.service, KeyRing(TENANTS), GatewayConfig(), metrics, self.rig.clock)
+        self.http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://localhost")
+        self.client = self.as_tenant(KEY)
+
+    @property
+    def worker(self) -> ScriptedWorker:
+        return self.rig.worker
+
+    def as_tenant(self, key: str) -> AsyncOpenAI:
+        return AsyncOpenAI(api_key=key, base_url="http://localhost/v1", http_client=self.http, max_retries=0)
+
+    async def during(self, call: Awaitable[T], say: Callable[[ScriptedWorker], object], *, sequences: int = 1) -> T:
+        """Make the call; when the worker has its sequences, say this."""
+        task = asyncio.ensure_future(call)
+        while len(self.rig.worker.requests) < sequences or self.rig.service.num_open == 0:
+            assert not task.done(), task.result()
+            await asyncio.sleep(0.001)
+        say(self.rig.worker)
+        return await task
+
+    async def post(self, path: str, **body: Any) -> dict[str, Any]:
+        answer = await self.http.post(path, json=body, headers={"authorization": f"Bearer {KEY}"})
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+
+def play(pool: LimitedPool, story: Callable[[World], Awaitable[None]]) -> None:
+    async def run() -> None:
+        world = World(pool)
+        try:
+            await asyncio.wait_for(story(world), 20)
+            assert world.rig.service.num_open == 0
+        finally:
+            await world.http.aclose()
+            world.rig.model.close()
+
+    asyncio.run(run())
+
+
+def test_a_chat_in_one_piece(pool: LimitedPool) -> None:
+    async def story(world: World) -> None:
+        call = world.client.chat.completions.create(model="m", messages=USER, seed=7, extra_body={"top_k": 5})
+        reply = await world.during(call, lambda worker: worker.say(b"Hello", end="stop"))
+        assert reply.choices[0].message.content == "Hello" and reply.choices[0].finish_reason == "stop"
+        assert reply.usage is not None and reply.usage.completion_tokens == 6
+        assert reply.id.startswith("chatcmpl-") and reply.system_fingerprint == "fp" and reply.created > 1_700_000_000
+        request = world.worker.requests[0]
+        assert (request.sampling.seed, request.sampling.top_k, request.tier) == (7, 5, Tier.PLUS)
+        assert "<|im_start|>user\nhi<|im_end|>" in world.rig.prompt()
+
+    play(pool, story)
+
+
+def test_a_chat_in_a_stream_with_usage(pool: LimitedPool) -> None:
+    async def story(world: World) -> None:
+        call = world.client.chat.completions.create(
+            model="m", messages=USER, stream=True, n=2, stream_options={"include_usage": True}
+        )
+
+        def say(worker: ScriptedWorker) -> None:
+            for token in b"ab":
+                worker.step({0: token, 1: token + 2})
+            worker.step({0: ord("!"), 1: ord("?")}, "length")
+
+        chunks = [chunk async for chunk in await world.during(call, say, sequences=2)]
+        texts = ["", ""]
+        for chunk in chunks:
+            assert chunk.system_fingerprint == "fp"
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+        assert texts == ["ab!", "cd?"]
+        assert [choice.delta.role for choice in chunks[0].choices] == ["assistant"] * 2
+        assert chunks[-1].choices == [] and chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 6
+        assert all(chunk.usage is None for chunk in chunks[:-1])
+
+    play(pool, story)
+
+
+def test_a_tool_call_streamed_and_put_together_by_the_client(pool: LimitedPool) -> None:
+    async def story(world: World) -> None:
+        said = b'<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'
+        call = world.client.chat.completions.create(model="m", messages=USER, tools=[TOOL], stream=True)
+        stream = await world.during(call, lambda worker: worker.say(said, end="stop"))
+        name = arguments = ""
+        finish = None
+        async for chunk in stream:
+            for choice in chunk.choices:
+                finish = choice.finish_reason or finish
+                for delta in choice.delta.tool_calls or ():
+                    assert delta.function is not None
+                    name += delta.function.name or ""
+                    arguments += delta.function.arguments or ""
+        assert (name, arguments, finish) == ("look", '{"at": 1}', "tool_calls")
+
+    play(pool, story)
+
+
+class Cat(BaseModel):
+    name: str
+    lives: int
+
+
+def test_the_client_s_own_parsing_of_streams_and_structures(pool: LimitedPool) -> None:
+    async def story(world: World) -> None:
+        said = b'{"name": "Tom", "lives": 9}'
+        call = world.client.chat.completions.parse(model="m", messages=USER, response_format=Cat)
+        parsed = await world.during(call, lambda worker: worker.say(said, end="stop"))
+        assert parsed.choices[0].message.parsed == Cat(name="Tom", lives=9)
+        grammar = world.worker.grammars[0]
+        assert grammar is not None and grammar.kind == "json_schema" and "lives" in grammar.source
+
+        async def gather() -> Any:
+            async with world.client.chat.completions.stream(model="m", messages=USER, tools=[TOOL], n=2) as stream:
+                return await stream.get_final_completion()
+
+        def say(worker: ScriptedWorker) -> None:
+            worker.say(b"Well", 1)
+            worker.say(b'<tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>', 2, end="stop")
+            worker.say(b" then", 1, end="stop")
+
+        final = await world.during(gather(), say, sequences=3)
+        first, second = final.choices
+        assert (first.message.role, first.message.content, first.finish_reason) == ("assistant", "Well then", "stop")
+        assert second.message.tool_calls[0].function.arguments == '{"at": 1}'
+        assert second.message.role == "assistant" and second.finish_reason == "tool_calls"
+
+    play(pool, story)
+
+
+def test_completions_of_two_prompts_with_an_echo(pool: LimitedPool) -> None:
+    async def story(world: World) -> None:
+        call = world.client.completions.create(model="m", prompt=["ab", "cd"], echo=True, max_tokens=1)
+
+        def say(worker: ScriptedWorker) -> None:
+            worker.step({1: ord("y")}, "length")
+            worker.step({0: ord("x")}, "length")
+
+        reply = await world.during(call, say, sequences=2)
+        assert [(choice.index, choice.text) for choice in reply.choices] == [(0, "abx"), (1, "cdy")]
+        assert reply.id.startswith("cmpl-") and reply.usage is not None and reply.usage.completion_tokens == 2
+
+    play(pool, story)
+
+
+def test_what_is_refused_names_the_field_and_runs_nothing(pool: LimitedPool) -> None:
+    async def story(world: World) -> None:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await world.client.chat.completions.create(model="m", messages=USER, temperature=3)
+        assert caught.value.param == "temperature" and caught.value.type == "invalid_request_error"
+        with pytest.raises(openai.NotFoundError) as missing:
+            await world.client.completions.create(model="other", prompt="x")
+        assert missing.value.code == "model_not_found" and "m" in missing.value.message
+        headers = {"x-headrace-deadline-ms": "soon"}
+        with pytest.raises(openai.BadRequestError) as late:
+            await world.client.chat.completions.create(model="m", messages=USER, extra_headers=headers)
+        assert late.value.param == "x-headrace-deadline-ms"
+        assert not world.worker.requests
+
+    play(pool, story)
+
+
+def test_a_stream_that_breaks_is_an_error_for_the_client(pool: LimitedPool) -> None:
+    async def story(world: World) -> None:
+        call = world.client.chat.completions.create(model="m", messages=USER, stream=True)
+
+        def say(worker: ScriptedWorker) -> None:
+            worker.say(b"Hel")
+            worker.end(0, Outcome.FAILED, "row_failed", "A row failed.")
+
+        stream = await world.during(call, say)
+        said: list[str] = []
+
+        async def read() -> None:
+            async for chunk in stream:
+                said.append(chunk.choices[0].delta.content or "")
+
+        with pytest.raises(openai.APIError):
+            await read()
+        assert "".join(said) == "Hel"
+
+    play(pool, story)
+
+
+def test_priority_lowers_a_tier_and_never_raises_it(pool: LimitedPool) -> None:
+    async def story(world: World) -> None:
+        wanted = [(KEY, "batch", Tier.BATCH), (KEY, "enterprise", Tier.PLUS), (METRICS_KEY, "enterprise", Tier.FREE)]
+        for place, (key, priority, _) in enumerate(wanted):
+            call = world.as_tenant(key).chat.completions.create(
+                model="m", messages=USER, extra_body={"priority": priority, "tenant": "first"}
+            )
+            await world.during(call, partial(ScriptedWorker.say, data=b"x", key=place, end="stop"), sequences=place + 1)
+        assert [request.tier for request in world.worker.requests.values()] == [tier for _, _, tier in wanted]
+
+    play(pool, story)
+
+
+def test_the_service_s_refusals_blame_the_client_s_field(pool: LimitedPool) -> None:
+    async def story(world: World) -> None:
+        async def blame(path: str, **body: Any) -> str:
+            fields = {"model": "m", "messages": USER, "prompt": "x"} | body
+            answer = await world.http.post(path, json=fields, headers={"authorization": f"Bearer {KEY}"})
+            assert answer.status_code == 400, answer.text
+            found: str = answer.json()["error"]["param"]
+            return found
+
+        chat, text = "/v1/chat/completions", "/v1/completions"
+        assert await blame(chat, stop_token_ids=[10**6]) == "stop_token_ids"
+        assert await blame(chat, allowed_token_ids=[10**6]) == "allowed_token_ids"
+        assert await blame(chat, guided_regex="(") == "guided_regex"
+        assert await blame(chat, response_format={"type": "regex", "regex": "("}) == "response_format.regex"
+        assert await blame(chat, messages=[{"role": "user", "content": "x" * 5000}]) == "messages"
+        assert await blame(text, prompt="x" * 5000) == "prompt"
+        assert not world.worker.requests
+
+    play(pool, story)
+
+
+def test_models_and_their_tokenisers(pool: LimitedPool) -> None:
+    async def story(world: World) -> None:
+        (model,) = (await world.client.models.list()).data
+        assert (model.id, model.object) == ("m", "model")
+        assert (await world.client.models.retrieve("m")).model_dump()["max_model_len"] == 4096
+        with pytest.raises(openai.NotFoundError):
+            await world.client.models.retrieve("other/one")
+        found = await world.post("/tokenize", prompt="ab", return_token_strs=True)
+        assert (found["tokens"], found["count"], found["max_model_len"]) == ([97, 98], 2, 4096)
+        assert found["token_strs"] == ["a", "b"]
+        chat = await world.post("/tokenize", model="m", messages=USER)
+        assert chat["count"] > 4
+        assert (await world.post("/detokenize", tokens=[97, 98])) == {"prompt": "ab"}
+        refused = await world.http.post(
+            "/detokenize", json={"tokens": [97, 10**6]}, headers={"authorization": f"Bearer {KEY}"}
+        )
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "tokens[1]"
+        info = (await world.http.get("/tokenizer_info", headers={"authorization": f"Bearer {KEY}"})).json()
+        assert info["model"] == "m" and info["has_chat_template"] and "<|im_end|>" in info["special_tokens"]
+
+    play(pool, story)

@@ -1,0 +1,242 @@
+"""What a connection may do before there is a request. Over a real port: these limits are the server's."""
+
+import asyncio
+import logging
+import time
+
+import msgspec
+import pytest
+
+from tests.unit.gateway.live import Live, play, running
+from tests.unit.gateway.stub import KEY, gateway
+
+GOOD = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
+HEAD = (
+    b"POST /whole HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %s\r\ncontent-type: application/json\r\n"
+    % KEY.encode()
+)
+
+
+async def told(live: Live, *parts: bytes) -> tuple[int, bytes]:
+    """Status and body of what a connection is told before it is closed."""
+    wire = await live.connect()
+    await wire.send(*parts)
+    found = await wire.rest()
+    head, _, body = found.partition(b"\r\n\r\n")
+    return (int(head.split()[1]), body) if head else (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        pytest.param(b"GET /live HTTP/1.1\r\nhost localhost\r\n\r\n", 400, id="no colon"),
+        pytest.param(b"GET /live HTTP/1.1\nhost: localhost\n\n", 400, id="bare LF"),
+        pytest.param(b"GET /live HTTP/1.1\r\nhost: local\x00host\r\n\r\n", 400, id="NUL"),
+        pytest.param(b"GET /live HTTP/1.1\r\nhost: localhost\r\nx: a\r\n b\r\n\r\n", 400, id="folded header"),
+        pytest.param(b"GET /live HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * (1 << 20) + b"\r\n\r\n", 431, id="1 MB header"),
+        pytest.param(b"GET /live HTTP/1.1\r\nhost: localhost\r\n" + b"a: b\r\n" * 10_000 + b"\r\n", 431, id="10k headers"),
+        pytest.param(b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n", 431, id="long path"),
+        pytest.param(b"GET /live HTTP/1.1\r\n" + b"a" * 300_000, 431, id="a header that never ends"),
+        pytest.param(HEAD + b"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400, id="TE and CL"),
+        pytest.param(HEAD + b"content-length: 2\r\ncontent-length: 3\r\n\r\n{}", 400, id="two lengths"),
+        pytest.param(HEAD + b"content-length: -1\r\n\r\n", 400, id="negative length"),
+        pytest.param(HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400, id="coded chunks"),
+        pytest.param(HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400, id="bad chunk size"),
+        pytest.param(HEAD + b"transfer-encoding: chunked\r\n\r\nffffffffffffffffff\r\n", 400, id="huge chunk size"),
+        pytest.param(HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 500_000, 400, id="1-byte chunks"),
+        pytest.param(b"\x16\x03\x01\x02\x00garbage\r\n\r\n", 400, id="not HTTP"),
+        pytest.param(b"BREW /live HTTP/1.1\r\nhost: localhost\r\n\r\n", 400, id="no such method"),
+    ],
+)  # fmt: skip
+def test_what_is_not_a_request_is_refused_and_closed(request_bytes: bytes, status: int) -> None:
+    async def story() -> None:
+        async with running(gateway()) as live:
+            spent_s = time.process_time()
+            found, body = await told(live, request_bytes)
+            assert found == status
+            assert set(msgspec.json.decode(body)["error"]) == {"message", "type", "param", "code"}
+            assert time.process_time() - spent_s < 2.0
+            wire = await live.connect()
+            await wire.send(GOOD)
+            assert (await wire.answer())[0] == 200
+
+    play(story())
+
+
+@pytest.mark.parametrize(
+    ("beginning", "answers"),
+    [
+        pytest.param(b"", False, id="nothing"),
+        pytest.param(b"\r\n", True, id="empty lines"),
+        pytest.param(b"GET /live HTTP/1.1\r\nhos", True, id="part of the headers"),
+        pytest.param(HEAD + b"content-length: 100\r\n\r\n{", True, id="part of the body"),
+    ],
+)
+def test_a_request_that_does_not_arrive_is_closed_by_a_timer(beginning: bytes, answers: bool) -> None:
+    async def story() -> None:
+        async with running(gateway(receive_s=0.2)) as live:
+            slow = await live.connect()
+            await slow.send(beginning)
+            other = await live.connect()
+            await other.send(GOOD)
+            assert (await other.answer())[0] == 200
+            found = await slow.rest()
+            assert (b"HTTP/1.1 408" in found) == answers
+
+    play(story())
+
+
+def test_many_slow_connections_hold_up_nobody() -> None:
+    async def story() -> None:
+        async with running(gateway(receive_s=0.5)) as live:
+            slow = [await live.connect() for _ in range(200)]
+            for wire in slow:
+                await wire.send(b"GET /live HTTP/1.1\r\nhost: local")
+            other = await live.connect()
+            await other.send(GOOD)
+            assert (await other.answer())[0] == 200
+            told = await asyncio.gather(*(wire.rest() for wire in slow))
+            assert all(answer.startswith(b"HTTP/1.1 408") for answer in told)
+
+    play(story())
+
+
+def test_head_has_the_headers_and_no_body() -> None:
+    async def story() -> None:
+        async with running(gateway()) as live:
+            wire = await live.connect()
+            await wire.send(GOOD.replace(b"GET", b"HEAD"))
+            lines = [await wire.line()]
+            while lines[-1] != b"\r\n":
+                lines.append(await wire.line())
+            assert b"content-length: 15\r\n" in lines
+            await wire.send(GOOD)
+            assert await wire.answer() == (200, b'{"status":"ok"}')
+
+    play(story())
+
+
+def test_a_body_that_waits_to_be_asked_for_is_asked_for() -> None:
+    async def story() -> None:
+        async with running(gateway()) as live:
+            wire = await live.connect()
+            await wire.send(HEAD + b"expect: 100-continue\r\ncontent-length: 12\r\n\r\n")
+            assert await wire.line() == b"HTTP/1.1 100 Continue\r\n"
+            assert await wire.line() == b"\r\n"
+            await wire.send(b'{"text":"a"}')
+            assert await wire.answer() == (200, b'{"text":"a "}')
+
+    play(story())
+
+
+def test_an_empty_line_between_requests_does_not_hold_a_connection() -> None:
+    async def story() -> None:
+        async with running(gateway(receive_s=0.2)) as live:
+            wire = await live.connect()
+            await wire.send(GOOD)
+            assert (await wire.answer())[0] == 200
+            await wire.send(b"\r\n")
+            assert b"HTTP/1.1 408" in await wire.rest()
+
+    play(story())
+
+
+def test_a_dribbled_body_does_not_move_the_deadline() -> None:
+    async def story() -> None:
+        async with running(gateway(receive_s=0.3)) as live:
+            wire = await live.connect()
+            await wire.send(HEAD + b"content-length: 1000\r\n\r\n")
+
+            async def dribble() -> None:
+                while True:
+                    await wire.send(b" ")
+                    await asyncio.sleep(0.02)
+
+            task = asyncio.create_task(dribble())
+            began_s = time.monotonic()
+            assert b"408" in await wire.rest()
+            assert time.monotonic() - began_s < 2.0
+            task.cancel()
+
+    play(story())
+
+
+def test_a_body_over_the_bound_is_413_and_the_connection_lives(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        async with running(gateway(max_body_bytes=1000)) as live:
+            wire = await live.connect()
+            await wire.send(HEAD + b"content-length: 5000\r\n\r\n" + b" " * 5000)
+            status, body = await wire.answer()
+            assert status == 413
+            assert msgspec.json.decode(body)["error"]["code"] == "too_large"
+            await wire.send(GOOD)
+            assert (await wire.answer())[0] == 200
+            await wire.send(HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"800\r\n" + b" " * 2048 + b"\r\n0\r\n\r\n")
+            assert (await wire.answer())[0] == 413
+
+    with caplog.at_level(logging.WARNING):
+        play(story())
+    assert not caplog.records
+
+
+def test_a_body_without_end_is_cut() -> None:
+    async def story() -> None:
+        async with running(gateway(max_body_bytes=1000)) as live:
+            wire = await live.connect()
+            await wire.send(HEAD + b"content-length: 100000000\r\n\r\n", *[b" " * 10_000] * 1000)
+            assert (await wire.rest()).startswith(b"HTTP/1.1 413")
+
+    play(story())
+
+
+def test_requests_behind_each_other_are_answered_in_order() -> None:
+    async def story() -> None:
+        async with running(gateway()) as live:
+            wire = await live.connect()
+            body = b'{"text":"a b"}'
+            await wire.send((HEAD + b"content-length: %d\r\n\r\n" % len(body) + body) * 2 + GOOD)
+            assert [await wire.answer() for _ in range(2)] == [(200, b'{"text":"a b "}')] * 2
+            assert (await wire.answer())[1] == b'{"status":"ok"}'
+
+    play(story())
+
+
+def test_garbage_behind_a_running_stream_is_not_answered_into_it() -> None:
+    async def story() -> None:
+        app = gateway(disconnect_grace_s=0.0)
+        async with running(app) as live:
+            wire = await live.connect()
+            body = b"{}"
+            await wire.send(HEAD.replace(b"/whole", b"/say") + b"content-length: 2\r\n\r\n" + body)
+            while not app.context.service.streams:
+                await asyncio.sleep(0.005)
+            await wire.send(b"\x00\x01garbage\r\n\r\n")
+            assert await wire.rest() == b""
+            while "finished" not in app.context.service.calls:
+                await asyncio.sleep(0.005)
+            assert app.context.service.calls[0] == "cancel disconnected"
+
+    play(story())
+
+
+def test_an_upgrade_is_not_made() -> None:
+    async def story() -> None:
+        async with running(gateway()) as live:
+            wire = await live.connect()
+            await wire.send(GOOD[:-2] + b"connection: upgrade\r\nupgrade: websocket\r\n\r\n")
+            assert (await wire.answer())[0] == 200
+
+    play(story())
+
+
+def test_trailers_change_no_header() -> None:
+    async def story() -> None:
+        async with running(gateway()) as live:
+            wire = await live.connect()
+            head = HEAD.replace(b"Bearer " + KEY.encode(), b"Bearer wrong") + b"transfer-encoding: chunked\r\n\r\n"
+            await wire.send(head + b"2\r\n{}\r\n0\r\nauthorization: Bearer %s\r\n\r\n" % KEY.encode())
+            assert (await wire.answer())[0] == 401
+            await wire.send(GOOD)
+            assert (await wire.answer())[0] == 200
+
+    play(story())

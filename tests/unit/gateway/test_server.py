@@ -1,0 +1,173 @@
+"""The server: serves, drains, stops; takes a new certificate while it runs."""
+
+import asyncio
+import contextlib
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from headrace.gateway.certificate import Certificate
+from headrace.streams.record import Ending, Part, Usage
+from tests.unit.gateway.live import Live, Wire, play, running
+from tests.unit.gateway.stub import KEY, StubService, gateway
+
+SAY = (
+    b"POST /say HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %s\r\ncontent-type: application/json\r\n"
+    b"content-length: 2\r\n\r\n{}" % KEY.encode()
+)
+GOOD = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+async def opened(live: Live, service: StubService) -> Wire:
+    """A connection whose stream has said one word."""
+    wire = await live.connect()
+    await wire.send(SAY)
+    while not service.streams:
+        await asyncio.sleep(0.005)
+    service.streams[-1].append([Part(0, text="a")])
+    while await wire.line() != b'data: "a"\n':
+        pass
+    return wire
+
+
+def test_a_server_that_stops_lets_streams_finish() -> None:
+    async def story() -> None:
+        service = StubService()
+        app = gateway(service, drain_s=10.0)
+        async with running(app) as live:
+            idle = await live.connect()
+            await idle.send(GOOD)
+            await idle.answer()
+            wire = await opened(live, service)
+            live.stop.set()
+            assert await idle.rest() == b""
+            with pytest.raises(ConnectionRefusedError):
+                await live.connect()
+            service.streams[-1].append([Part(0, text="b")])
+            service.streams[-1].end(Ending(Usage()))
+            assert (await wire.rest()).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+            await asyncio.wait_for(live.done, 5)
+            assert app.num_open == 0
+
+    play(story())
+
+
+def test_a_stream_that_does_not_finish_in_time_is_told_so() -> None:
+    async def story() -> None:
+        service = StubService()
+        async with running(gateway(service, drain_s=0.2)) as live:
+            wire = await opened(live, service)
+            live.stop.set()
+            rest = await wire.rest()
+            assert b"shutting down" in rest
+            assert rest.count(b"[DONE]") == 1
+            await asyncio.wait_for(live.done, 5)
+            assert service.calls == ["cancel overloaded", "finished"]
+
+    play(story())
+
+
+def test_a_client_that_hangs_up_is_noticed_while_nothing_is_sent() -> None:
+    async def story() -> None:
+        service = StubService()
+        async with running(gateway(service, disconnect_grace_s=0.0)) as live:
+            wire = await opened(live, service)
+            await wire.close()
+            async with asyncio.timeout(5):
+                while service.calls != ["cancel disconnected", "finished"]:
+                    await asyncio.sleep(0.005)
+
+    play(story())
+
+
+def test_a_client_that_never_reads_is_bounded_and_cut() -> None:
+    async def story() -> None:
+        service = StubService()
+        app = gateway(service, max_unread_bytes=100_000, max_unread_s=0.3)
+        async with running(app) as live:
+            await opened(live, service)
+            stream = service.streams[-1]
+            async with asyncio.timeout(20):
+                while "pause" not in service.calls:
+                    stream.append([Part(0, text="x" * 50_000)])
+                    await asyncio.sleep(0.002)
+                said_bytes = stream.text_bytes
+                while "finished" not in service.calls:
+                    await asyncio.sleep(0.01)
+            assert said_bytes < 50_000_000
+            assert service.calls == ["pause", "cancel client_too_slow", "finished"]
+            other = await live.connect()
+            await other.send(GOOD)
+            assert (await other.answer())[0] == 200
+
+    play(story())
+
+
+def write_pair(folder: Path, name: str) -> tuple[str, str]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    cert_path, key_path = folder / "cert.pem", folder / "key.pem"
+    cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    key_path.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return str(cert_path), str(key_path)
+
+
+async def name_of(port: int) -> str:
+    """The name in the certificate that a new connection is shown."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    writer.write(GOOD)
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+        await writer.wait_closed()
+    found = x509.load_der_x509_certificate(shown).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(found[0].value)
+
+
+def test_a_new_certificate_is_taken_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.gateway.certificate.POLL_S", 0.02)
+    cert, key = write_pair(tmp_path, "old.example")
+
+    async def story() -> None:
+        async with running(gateway(tls_cert=cert, tls_key=key)) as live:
+            assert await name_of(live.port) == "old.example"
+            write_pair(tmp_path, "new.example")
+            async with asyncio.timeout(5):
+                while await name_of(live.port) != "new.example":
+                    await asyncio.sleep(0.02)
+
+    play(story())
+
+
+def test_files_that_do_not_fit_leave_the_old_ones(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    certificate = Certificate(*write_pair(tmp_path, "old.example"))
+    assert not certificate.reload_if_changed()
+    (tmp_path / "cert.pem").write_text("half a file")
+    assert not certificate.reload_if_changed()
+    assert "old ones stay" in caplog.text
+    (tmp_path / "cert.pem").unlink()
+    assert not certificate.reload_if_changed()
+    write_pair(tmp_path, "new.example")
+    assert certificate.reload_if_changed()
