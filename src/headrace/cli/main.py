@@ -18,23 +18,30 @@ from headrace.core.errors import HeadraceError, InvalidInput
 
 
 class Subcommand(NamedTuple):
-    """Where a subcommand lives: `attribute` of `module` is a function, or a Typer with commands of its own."""
+    """Where a subcommand lives: `attribute` of `module` is a function, or a Typer with commands of its own.
+    A hidden one is for other commands to start."""
 
     module: str
     attribute: str
     help: str
+    hidden: bool = False
 
 
 _MOST_LETTERS = 500
 
 SUBCOMMANDS = {
+    "serve": Subcommand("headrace.cli.serve", "serve", "Start the server: an OpenAI-compatible API over a model."),
+    "chat": Subcommand("headrace.cli.chat", "chat", "Talk to a server in the terminal."),
+    "keys": Subcommand("headrace.cli.keys", "keys", "Make keys for tenants."),
     "generate": Subcommand("headrace.cli.generate", "generate", "Generate with a local model, one prompt or a file."),
     "models": Subcommand("headrace.cli.models", "models", "Pull, list and inspect models."),
-    "serve": Subcommand("headrace.cli.serve", "serve", "Start the product (today: the simulator's demonstration)."),
+    "demo": Subcommand("headrace.cli.demo", "demo", "Watch the scheduler at work in the simulator."),
     "simulate": Subcommand("headrace.cli.simulate", "simulate", "Run a scenario under the virtual clock."),
     "plan": Subcommand("headrace.cli.plan", "plan", "Turn a profile and a load into replicas, cost and headroom."),
     "doctor": Subcommand("headrace.cli.doctor", "doctor", "What this machine has, and what is chosen for it."),
     "bench": Subcommand("headrace.cli.bench", "bench", "Measure batching, the scheduler and the engine."),
+    "gateway": Subcommand("headrace.cli.gateway", "gateway", "The gateway's process, as `serve` starts it.", True),
+    "worker": Subcommand("headrace.cli.worker", "worker", "The process of one replica, as `serve` starts it.", True),
 }
 
 
@@ -73,13 +80,13 @@ def build_app(argv: Sequence[str]) -> typer.Typer:
     asked = next((word for word in argv if not word.startswith("-")), None)
     for name, subcommand in SUBCOMMANDS.items():
         if name != asked:
-            app.command(name, help=subcommand.help)(_not_loaded)
+            app.command(name, help=subcommand.help, hidden=subcommand.hidden)(_not_loaded)
             continue
         target = getattr(import_module(subcommand.module), subcommand.attribute)
         if isinstance(target, typer.Typer):
             app.add_typer(target, name=name, help=subcommand.help)
         else:
-            app.command(name, help=subcommand.help)(target)
+            app.command(name, help=subcommand.help, hidden=subcommand.hidden)(target)
     return app
 
 

@@ -1,255 +1,274 @@
-"""`headrace serve`: until the gateway exists, the simulator's demonstration, which says so.
+"""`headrace serve`: the whole server on this machine, with one command. The composition root of the supervisor.
 
-Owns the demonstration's scenario and how it is shown while it runs. The world is the simulator's;
-virtual time is slowed down so that a person can watch it.
+Owns the flags, the listening socket and the order of starting. Models are found first, so that a process is started
+only for what is there.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import ssl
+import sys
 import time
 from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
-import numpy as np
+import msgspec
 import typer
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
+from msgspec.structs import replace
 
-from headrace.cli.console import as_text, check_finite, note, picture_target, print_json
-from headrace.core.config import EngineConfig
-from headrace.sim.arrivals import Poisson, Together
-from headrace.sim.picture import Caption, draw_slots
-from headrace.sim.report import Quantiles, Summary, summarise
-from headrace.sim.scenario import Scenario, TenantLoad, WorkerDeath, check_scenario
-from headrace.sim.spans import SlotRecorder
-from headrace.sim.world import World
+from headrace.cli.announcement import LoadingLines, curl_line, reachable_at, ready_lines, served_models
+from headrace.cli.configuration import Flags, resolve_config
+from headrace.cli.console import as_text, note, print_json
+from headrace.cli.keys import VARIABLE, LocalKey, local_key, with_local_tenant
+from headrace.cli.models import data_folder, find_or_fetch
+from headrace.cluster.local import Command, LocalProcesses
+from headrace.control.child import Child
+from headrace.control.orders import Orders
+from headrace.control.reload import merge, watch_file
+from headrace.control.run_folder import RunFolder
+from headrace.control.supervisor import WORKER_GRACE_S, Supervisor
+from headrace.core.clock import SystemClock
+from headrace.core.config import RUNNERS, Config, GatewayConfig, ModelConfig, check_config
+from headrace.core.errors import HeadraceError, InvalidInput
+from headrace.transport.unix import UnixNetwork
 
-if TYPE_CHECKING:
-    from headrace.sim.replica import Replica
-
-PICTURE = Path("headrace-demo.png")
-HEADLINE = "headrace serve: there is no gateway yet; this is the simulator's demonstration, nothing listens."
-
-_FLOOD_AT_S, _FLOOD = 4.0, 200
-_DEATH_AT_S, _RESTART_S = 7.0, 3.0
-_DURATION_S = 16.0
-# The last arrivals need a few seconds more.
-_END_S = 20.0
-# The flood is willing to wait, so that it is queued and not refused.
-_PATIENCE_S = 600.0
-_REFRESH_S = 0.1
-_LINE_EVERY_S = 0.5
+_BACKLOG = 2048
 
 
 def serve(
-    seconds: Annotated[
-        float, typer.Option(min=0, max=3600, help="Wall time it takes; 0 runs as fast as it can.")
-    ] = 5.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
-    picture: Annotated[Path | None, typer.Option(help=f"Where the slots are drawn. [default: {PICTURE}]")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port; 0 takes a free one. [default: 8080]")
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="A model's name, a path, or NAME=SOURCE; may be repeated. [default: default]"),
+    ] = None,
+    runner: Annotated[str | None, typer.Option(help=f"What computes: {' or '.join(RUNNERS)}.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, max=256, help="Processes per model. [default: 1]")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file; flags go over it. Read again when it changes.")
+    ] = None,
+    tls_cert: Annotated[str | None, typer.Option(help="Certificate chain, PEM.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="Its private key, PEM.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout when it is up.")] = False,
 ) -> None:
-    """Start the product. Until the gateway exists: the simulator's demonstration, which then ends.
-
-    Two tenants on two workers of 16 slots: one sends short requests with a few very long replies
-    among them, the other floods; then a worker dies and its streams go on elsewhere.
-    """
-    check_finite(seconds=seconds)
-    target = picture_target(picture, PICTURE)
-    scenario = demonstration(seed)
-    if as_json:
-        note(HEADLINE)
-    else:
-        print(HEADLINE, flush=True)
-    recorder = _Pacer(scenario.engine.slots, seconds / _END_S)
-    world = World(scenario, detail=True, recorder=recorder)
+    """Start the server: an OpenAI-compatible API, and a chat page, over a model on this machine."""
     started_s = time.perf_counter()
-    with _Watch(world, recorder):
-        world.run()
-    summary = summarise(world, time.perf_counter() - started_s, world.verify())
-    if target is not None:
-        draw_slots(recorder.spans(), _caption(summary), target)
-    if as_json:
-        print_json({"summary": summary, "picture": as_text(target)})
-    else:
-        _print(summary, target)
+    flags = Flags(host, port, tuple(model or ()), runner, workers, tls_cert, tls_key)
+    home = data_folder()
+    key = local_key(home)
+
+    def read() -> Config:
+        wanted = with_local_tenant(resolve_config(config, flags), key.key)
+        check_config(wanted)
+        check_tls(wanted.gateway)
+        return wanted
+
+    tree = read()
+    with closing(bind(tree.gateway)) as listener:
+        sources = find_models(tree)
+        with RunFolder(home) as folder:
+            server = Server(tree, sources, folder, listener, key, read, config, started_s, as_json)
+            code = asyncio.run(server.run())
+    raise typer.Exit(code)
 
 
-def demonstration(seed: int) -> Scenario:
-    """A light interactive tenant with stragglers, a flood beside it, and the death of a worker under load."""
-    acme = TenantLoad(
-        name="acme",
-        arrivals=Poisson(14.0),
-        prompt="lognormal:120:0.6:16:800",
-        output="mix:0.98*lognormal:40:0.6:5:150+0.02*1200",
-        stop_share=1.0,
-        max_tokens=1200,
-    )
-    bulk = TenantLoad(
-        name="bulk",
-        arrivals=Together(_FLOOD),
-        start_s=_FLOOD_AT_S,
-        prompt="lognormal:600:0.4:100:2000",
-        output="lognormal:120:0.4:20:400",
-        ttft_target_s=_PATIENCE_S,
-    )
-    scenario = Scenario(
-        name="demonstration",
-        seed=seed,
-        duration_s=_DURATION_S,
-        workers=2,
-        engine=EngineConfig(slots=16, blocks=1024, max_queue_s=_PATIENCE_S),
-        tenants=(acme, bulk),
-        happenings=(WorkerDeath(_DEATH_AT_S, worker=1, restart_s=_RESTART_S),),
-    )
-    check_scenario(scenario)
-    return scenario
+def find_models(config: Config) -> dict[str, str]:
+    """The files of every model that has any, fetched if they are not here; looked at before a process needs them."""
+    from headrace.weights.checkpoint import open_checkpoint
+
+    sources = {}
+    for model in config.models:
+        if model.runner == "torch":
+            path = find_or_fetch(model.source or model.name)
+            open_checkpoint(path).close()
+            sources[model.name] = str(path)
+    return sources
 
 
-class _Pacer(SlotRecorder):
-    """Records the slots of worker 0 and, at the end of each of its steps, lets wall time catch up."""
+def bind(gateway: GatewayConfig) -> socket.socket:
+    """Taken before anything is fetched or loaded: a port that is not free must be known at once."""
+    where = f"{gateway.host}:{gateway.port}"
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            gateway.host, gateway.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise InvalidInput(f"--host {gateway.host}: {getattr(error, 'strerror', error)}", param="--host") from None
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise HeadraceError(f"cannot listen on {where}: {error.strerror}; --port takes another") from None
+    return listener
 
-    def __init__(self, num_slots: int, wall_per_virtual: float) -> None:
-        super().__init__(num_slots)
-        self._wall_per_virtual = wall_per_virtual
-        self._started_s = time.perf_counter()
-        self.show: Callable[[], None] = lambda: None
 
-    def ended(self, start_ns: int, end_ns: int) -> None:
-        super().ended(start_ns, end_ns)
-        ahead_s = end_ns / 1e9 * self._wall_per_virtual - (time.perf_counter() - self._started_s)
-        if ahead_s > 0.0:
-            time.sleep(ahead_s)
-        self.show()
+def check_tls(gateway: GatewayConfig) -> None:
+    if gateway.tls_cert is None or gateway.tls_key is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(gateway.tls_cert, gateway.tls_key, "")
+    except (OSError, ssl.SSLError, ValueError) as error:
+        what = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        message = f"{gateway.tls_cert} and {gateway.tls_key} are no certificate with its key: {what}"
+        raise InvalidInput(message, param="--tls-cert") from None
 
 
-class _Watch:
-    """What a person sees meanwhile, on stderr: a live table on a terminal, else a line now and then."""
+@dataclass(slots=True)
+class Server:
+    """The supervisor's wiring, and what it says to a person."""
 
-    def __init__(self, world: World, pacer: _Pacer) -> None:
-        self._world = world
-        self._tally = _Tally(world)
-        self._console = Console(stderr=True)
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._every_s = _REFRESH_S if self._console.is_terminal else _LINE_EVERY_S
-        self._shown_s = 0.0
-        pacer.show = self._show
+    config: Config
+    sources: dict[str, str]
+    folder: RunFolder
+    listener: socket.socket
+    key: LocalKey
+    read: Callable[[], Config]
+    file: Path | None
+    started_s: float
+    as_json: bool
+    clock: SystemClock = field(default_factory=SystemClock)
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    workers: list[Child] = field(default_factory=list)
 
-    def __enter__(self) -> None:
-        if self._console.is_terminal:
-            self._live.start()
-
-    def __exit__(self, *_: Any) -> None:
-        self._live.stop()
-
-    def _show(self) -> None:
-        now_s = time.perf_counter()
-        if now_s - self._shown_s < self._every_s:
-            return
-        self._shown_s = now_s
-        rows = self._tally.rows()
-        if self._console.is_terminal:
-            self._live.update(self._table(rows), refresh=True)
-            return
-        parts = (
-            f"{name} {slots} slots, {waiting} waiting, {speed:,.0f} tokens/s" for name, slots, waiting, speed in rows
+    async def run(self) -> int:
+        _name_process()
+        self.folder.write_orders(self._orders())
+        models = enumerate(self.config.models)
+        self.workers = [self._worker(place, model, index) for place, model in models for index in range(model.workers)]
+        lines = LoadingLines(tell, self.clock)
+        environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+        supervisor = Supervisor(
+            Child("gateway", self._gateway_command),
+            self.workers,
+            LocalProcesses(environment),
+            UnixNetwork(),
+            self.clock,
+            drain_s=self.config.gateway.drain_s,
+            tell=tell,
+            heard=lambda child, beat: lines.heard(child.name, beat),
+            up=self._announce,
         )
-        note(f"{self._world.clock.now_s():5.1f} s  {' | '.join(parts)}{_happening(self._world)}")
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, supervisor)
+        if self.file is None:
+            # Nothing to read again: then it is the terminal that was closed.
+            loop.add_signal_handler(signal.SIGHUP, self._stop, supervisor)
+            return await supervisor.run()
+        loop.add_signal_handler(signal.SIGHUP, self._reload, supervisor)
+        watch = asyncio.create_task(watch_file(self.file, lambda: self._reload(supervisor)))
+        try:
+            return await supervisor.run()
+        finally:
+            watch.cancel()
 
-    def _table(self, rows: list[tuple[str, int, int, float]]) -> Table:
-        title = f"virtual time {self._world.clock.now_s():.1f} s{_happening(self._world)}"
-        table = Table(title=title, title_justify="left", width=72)
-        table.add_column("tenant")
-        for name in ("slots", "waiting", "tokens/s"):
-            table.add_column(name, justify="right")
-        for name, slots, waiting, speed in rows:
-            table.add_row(name, f"{slots}", f"{waiting}", f"{speed:,.0f}")
-        return table
+    def _stop(self, supervisor: Supervisor) -> None:
+        tell("stopping: open streams may finish; once more ends them at once")
+        # Nobody else comes in: with the gateway's copy closed as well, connections are refused.
+        self.listener.close()
+        supervisor.stop()
+
+    def _reload(self, supervisor: Supervisor) -> None:
+        try:
+            config, waiting = merge(self.config, self.read())
+        except HeadraceError as error:
+            tell(f"the configuration stays as it was: {error.message}")
+            return
+        if waiting:
+            tell(f"these take effect at the next start: {', '.join(waiting)}")
+        if config != self.config:
+            self.config = config
+            self.folder.write_orders(self._orders())
+            supervisor.reload_gateway()
+
+    def _orders(self) -> Orders:
+        addresses = {
+            model.name: tuple(self.folder.worker_address(place, index) for index in range(model.workers))
+            for place, model in enumerate(self.config.models)
+        }
+        return Orders(self.config, self.sources, addresses, self.secret)
+
+    def _gateway_command(self) -> Command:
+        fd = self.listener.fileno()
+        argv = ("gateway", "--run", str(self.folder.path), "--fd", str(fd), "--parent", str(os.getpid()))
+        return Command(argv, fds=(fd,), talks=True)
+
+    def _worker(self, place: int, model: ModelConfig, index: int) -> Child:
+        address = self.folder.worker_address(place, index)
+        told = replace(model, source=self.sources.get(model.name, ""), threads=model.threads or self._threads())
+
+        def command() -> Command:
+            tenants = [entry.in_engine() for entry in self.config.tenants]
+            words = {
+                "--name": f"{model.name} {index}",
+                "--model-json": _json(told),
+                "--index": str(index),
+                "--address": address,
+                "--epoch": str(time.time_ns()),
+                "--tenants-json": _json(tenants),
+                "--engine-json": _json(self.config.engine),
+                "--inject-json": _json(self.config.inject),
+                "--grace-s": str(WORKER_GRACE_S - 1.0),
+                "--parent": str(os.getpid()),
+            }
+            return Command(("worker", *(word for pair in words.items() for word in pair)))
+
+        return Child(f"worker {model.name} {index}", command, address)
+
+    def _threads(self) -> int:
+        """Several models share the cores; one alone takes what it likes."""
+        computing = sum(model.workers for model in self.config.models if model.runner == "torch")
+        return max(1, len(os.sched_getaffinity(0)) // computing) if computing > 1 else 0
+
+    def _announce(self) -> None:
+        with suppress(OSError):
+            self._print()
+
+    def _print(self) -> None:
+        address = reachable_at(self.config.gateway, self.listener.getsockname()[1])
+        cards = [child.beat.card for child in self.workers if child.beat is not None]
+        models = served_models(self.config.models, cards)
+        seconds = time.perf_counter() - self.started_s
+        if self.as_json:
+            print_json(
+                {
+                    "url": address.url,
+                    "key_file": as_text(self.key.path),
+                    "models": models,
+                    "pid": os.getpid(),
+                    "ready_s": seconds,
+                    "curl": curl_line(address, self.key, models[0].name),
+                }
+            )
+        else:
+            print("\n".join(ready_lines(address, self.key, models, seconds, show_key=sys.stdout.isatty())))
+        sys.stdout.flush()
 
 
-class _Tally:
-    """Slots, waiting requests and delivered tokens of each tenant, as they stand."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._delivered = np.zeros(len(world.scenario.tenants), np.int64)
-        self._at_s = 0.0
-
-    def rows(self) -> list[tuple[str, int, int, float]]:
-        """Name, slots, waiting and tokens/s since last asked."""
-        names = [tenant.name for tenant in self._world.scenario.tenants]
-        slots, waiting, delivered = (np.zeros(len(names), np.int64) for _ in range(3))
-        for replica in self._world.replicas:
-            if not replica.dead:
-                _count(replica, slots, waiting, delivered)
-        records = self._world.book.records
-        tokens = records.column("emitted") + records.column("replayed")
-        np.add.at(delivered, records.column("tenant"), tokens)
-        now_s = self._world.clock.now_s()
-        speeds = (delivered - self._delivered) / max(now_s - self._at_s, 1e-9)
-        self._delivered, self._at_s = delivered, now_s
-        return list(zip(names, slots.tolist(), waiting.tolist(), speeds.tolist(), strict=True))
+def tell(line: str) -> None:
+    """To a person who may be gone, with the terminal; that must not end a server."""
+    with suppress(OSError):
+        note(line)
 
 
-def _count(replica: Replica, slots: Any, waiting: Any, delivered: Any) -> None:
-    running = set(replica.engine.slot_numbers.tolist())
-    for number, client in replica.clients.items():
-        (slots if number in running else waiting)[client.tenant] += 1
-        delivered[client.tenant] += replica.num_delivered(client)
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
 
 
-def _happening(world: World) -> str:
-    """What is special about this instant, in words."""
-    now_s = world.clock.now_s()
-    if _DEATH_AT_S <= now_s < _DEATH_AT_S + _RESTART_S:
-        return "  — worker 1 has died; its streams go on at worker 0"
-    if _DEATH_AT_S + _RESTART_S <= now_s < _DEATH_AT_S + _RESTART_S + 1:
-        return "  — worker 1 is back"
-    if _FLOOD_AT_S <= now_s < _FLOOD_AT_S + 2:
-        return f"  — bulk floods with {_FLOOD} requests at once"
-    return ""
+def _name_process() -> None:
+    from setproctitle import setproctitle
 
-
-def _caption(summary: Summary) -> Caption:
-    acme = summary.tenants[0]
-    return Caption(
-        f"Demonstration: {summary.slots} slots of worker 0 under two tenants, a colour per request",
-        f"bulk floods at {_FLOOD_AT_S:g} s, worker 1 dies at {_DEATH_AT_S:g} s and is back at "
-        f"{_DEATH_AT_S + _RESTART_S:g} s · acme's first token: p99 {_ms(acme.ttft_s.p99)} · "
-        f"{summary.requests.finished} of {summary.requests.arrived} requests finished, every stream verified",
-    )
-
-
-def _print(summary: Summary, target: Path | None) -> None:
-    console = Console()
-    table = Table(title="what the tenants got", title_justify="left")
-    table.add_column("tenant")
-    for name in ("finished", "refused", "tokens/s", "first token p50", "p99"):
-        table.add_column(name, justify="right")
-    for row in summary.tenants:
-        finished = f"{row.requests.finished} of {row.requests.arrived}"
-        speed = f"{row.output_tokens_per_s:,.0f}"
-        table.add_row(row.tenant, finished, f"{row.requests.refused}", speed, *_first_token(row.ttft_s))
-    console.print(table)
-    busy = summary.slot_occupancy_while_waiting
-    lines = [
-        f"{summary.output_tokens:,} tokens in {summary.virtual_s:.1f} virtual seconds; slots occupied "
-        f"{'–' if busy is None else f'{busy:.1%}'} while anything waited",
-        f"{summary.replays} streams moved when worker 1 died; all {summary.verified} streams are token for token "
-        "what their prompts must give",
-        f"trace hash {summary.trace_hash} (same seed, same hash)",
-    ]
-    if target is not None:
-        lines.append(f"picture: {as_text(target)}")
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
-
-
-def _first_token(times: Quantiles) -> tuple[str, str]:
-    return _ms(times.p50), _ms(times.p99)
-
-
-def _ms(value: float | None) -> str:
-    return "–" if value is None else f"{value * 1e3:,.0f} ms"
+    setproctitle("headrace: supervisor")

@@ -1,12 +1,15 @@
 """The configuration tree: one frozen section per package. Owns defaults and checks; reads no file."""
 
 import math
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct, field
 
 from headrace.core.errors import InvalidInput
 from headrace.core.request import Tier
+from headrace.core.stages import Stage
 
 
 class CostProfile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -142,6 +145,7 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     host: str = "127.0.0.1"
     port: int = 8080
+    processes: int = 1
     tls_cert: str | None = None
     tls_key: str | None = None
     # Host headers that are answered besides loopback names and the address listened on; "*" answers all.
@@ -178,8 +182,148 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     inject: dict[str, float] = {}
 
 
+RUNNERS = ("torch", "fake")
+# Of the engine's fields, those that a server's configuration decides for all its models.
+PROMISES = (
+    "max_step_s",
+    "ageing_s",
+    "max_queue_s",
+    "max_waiting",
+    "queue_timeout_s",
+    "guaranteed_share",
+    "prefix_cache",
+    "targets",
+)
+SCOPES = ("metrics", "admin")
+
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,127}")
+_TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_KEY_HASH = re.compile(r"[0-9a-f]{64}")
+
+# Least and most of what a number may be, by its section.
+_GATEWAY_RANGES: dict[str, tuple[float, float]] = {
+    "port": (0, 65535),
+    "receive_s": (0.01, 3600),
+    "max_headers": (1, 10_000),
+    "max_header_bytes": (256, 1 << 20),
+    "max_body_bytes": (1, 1 << 30),
+    "max_open_requests": (1, 1_000_000),
+    "heartbeat_s": (0.01, 3600),
+    "coalesce_s": (0, 10),
+    "disconnect_grace_s": (0, 86_400),
+    "max_unread_bytes": (1, 1 << 30),
+    "max_unread_s": (0, 86_400),
+    "drain_s": (0, 86_400),
+}
+_MODEL_RANGES: dict[str, tuple[float, float]] = {
+    "workers": (1, 256),
+    "slots": (1, 4096),
+    "context_len": (2, 2**31 - 1),
+    "kv_tokens": (1, 2**31 - 1),
+    "threads": (0, 4096),
+}
+_FAKE_RANGES: dict[str, tuple[float, float]] = {
+    "vocab_size": (512, 1 << 20),
+    "context_len": (2, 1 << 24),
+    "slots": (1, 4096),
+    "blocks": (1, 1 << 24),
+    "depth": (1, 8),
+    "eos_probability": (0, 1),
+}
 _POSITIVE_INTS = ("slots", "blocks", "block_size", "context_len", "vocab_size", "max_step_tokens", "max_waiting")
 _POSITIVE_SECONDS = ("max_step_s", "ageing_s", "max_queue_s", "queue_timeout_s")
+
+
+def check_config(config: Config) -> None:
+    """Refuse a tree that no server could run, naming the field."""
+    check_engine(config.engine)
+    _check_promises(config.engine)
+    _check_gateway(config.gateway)
+    for number, model in enumerate(config.models):
+        _check_model(model, f"models[{number}]")
+    _check_names(config.models)
+    _check_tenants(config)
+    stages = {stage.value for stage in Stage}
+    for name, seconds in config.inject.items():
+        if name not in stages:
+            raise InvalidInput(f"inject names no stage: {name}; stages are {', '.join(sorted(stages))}", param="inject")
+        _check_number(f"inject.{name}", seconds, 0, 60)
+
+
+def _check_promises(engine: EngineConfig) -> None:
+    """Sizes follow from a model and its machine, tenants have a section of their own: here they would do nothing."""
+    usual = EngineConfig()
+    for name in engine.__struct_fields__:
+        if name not in PROMISES and getattr(engine, name) != getattr(usual, name):
+            message = f"engine.{name} cannot be set for a server: it follows from [[models]] and [[tenants]]"
+            raise InvalidInput(message, param=f"engine.{name}")
+
+
+def _check_gateway(gateway: GatewayConfig) -> None:
+    if gateway.processes != 1:
+        message = "gateway.processes must be 1: more than one gateway needs Redis, which is not built in yet"
+        raise InvalidInput(message, param="gateway.processes")
+    _check_ranges("gateway", gateway, _GATEWAY_RANGES)
+    if not gateway.host:
+        raise InvalidInput("gateway.host must name an address", param="gateway.host")
+    if (gateway.tls_cert is None) != (gateway.tls_key is None):
+        raise InvalidInput("gateway.tls_cert and gateway.tls_key go together", param="gateway.tls_cert")
+
+
+def _check_model(model: ModelConfig, where: str) -> None:
+    for name in (model.name, *model.aliases):
+        if not _MODEL_NAME.fullmatch(name):
+            raise InvalidInput(f"{where}: {name[:200]!r} cannot be a model's name", param=f"{where}.name")
+    if model.runner not in RUNNERS:
+        raise InvalidInput(f"{where}.runner must be one of {', '.join(RUNNERS)}", param=f"{where}.runner")
+    _check_ranges(where, model, _MODEL_RANGES)
+    _check_ranges(f"{where}.fake", model.fake, _FAKE_RANGES)
+    check_profile(model.fake.profile, f"{where}.fake.profile")
+
+
+def _check_names(models: Iterable[ModelConfig]) -> None:
+    taken: set[str] = set()
+    for model in models:
+        for name in (model.name, *model.aliases):
+            if name in taken:
+                raise InvalidInput(f"models: {name!r} names more than one model, or one of them twice", param="models")
+            taken.add(name)
+
+
+def _check_tenants(config: Config) -> None:
+    names: set[str] = set()
+    owners: dict[str, str] = {}
+    for entry in config.tenants:
+        if not _TENANT_NAME.fullmatch(entry.name):
+            raise InvalidInput(f"tenants: {entry.name[:200]!r} cannot be a tenant's name", param="tenants.name")
+        if entry.name in names:
+            raise InvalidInput(f"tenants names {entry.name} twice", param="tenants")
+        names.add(entry.name)
+        _check_tenant(entry.in_engine())
+        for key in entry.keys:
+            if not _KEY_HASH.fullmatch(key):
+                message = (
+                    f"tenant {entry.name}: a key is written as its SHA-256, 64 small hex digits (headrace keys new)"
+                )
+                raise InvalidInput(message, param="keys")
+            if owners.setdefault(key, entry.name) != entry.name or entry.keys.count(key) > 1:
+                raise InvalidInput(f"tenant {entry.name}: key {key[:8]}… is given twice", param="keys")
+        for scope in entry.scopes:
+            if scope not in SCOPES:
+                message = f"tenant {entry.name}: scopes are {', '.join(SCOPES)}, not {scope[:200]!r}"
+                raise InvalidInput(message, param="scopes")
+    for model in config.models:
+        slots = model.fake.slots if model.runner == "fake" else model.slots
+        if sum(entry.reserved_slots for entry in config.tenants) > slots:
+            message = f"reserved_slots of all tenants exceed the {slots} slots of model {model.name}"
+            raise InvalidInput(message, param="tenants")
+
+
+def _check_ranges(where: str, section: Any, ranges: Mapping[str, tuple[float, float]]) -> None:
+    for name, (low, high) in ranges.items():
+        value = getattr(section, name)
+        if value is not None:
+            _check_number(f"{where}.{name}", value, low, high)
 
 
 def check_engine(config: EngineConfig) -> None:

@@ -75,7 +75,7 @@ def test_sizes_that_no_memory_holds(capsys: pytest.CaptureFixture[str], words: l
         (["sreve"], None, "No such command 'sreve'"),
         (["bench", "nothing"], None, "No such command 'nothing'"),
         (["bench", "batching", "--depth", "9"], "--depth", "--depth"),
-        (["serve", "--seconds", "-1"], "--seconds", "--seconds"),
+        (["demo", "--seconds", "-1"], "--seconds", "--seconds"),
         (["simulate", "--seed", "\x1b[2J"], "--seed", "--seed"),
     ],
 )
@@ -172,7 +172,7 @@ def test_a_span_needs_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
     assert refusal(capsys, "simulate", "--picture-for", "3")["param"] == "--picture-for"
 
 
-@pytest.mark.parametrize("command", [["simulate", "--requests", "2"], ["bench", "batching"], ["serve"]])
+@pytest.mark.parametrize("command", [["simulate", "--requests", "2"], ["bench", "batching"], ["demo"]])
 @pytest.mark.parametrize("name", ["folder.png", "pipe.png", "none/slots.png", "x" * 300 + ".png", "slots.xyz"])
 def test_pictures_that_cannot_be_written_are_refused_before_the_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, command: list[str], name: str
@@ -202,10 +202,10 @@ def test_traces_that_cannot_be_saved(capsys: pytest.CaptureFixture[str], tmp_pat
         (["bench", "batching", "--prompt", "10000000", "--slots", "64", "--requests", "2"], "--slots"),
         (["bench", "batching", "--output", "10000000", "--slots", "2", "--requests", "2"], "--output"),
         (["bench", "batching", "--output", "1000000"], "--output"),
-        (["serve", "--seconds", "nan"], "--seconds"),
+        (["demo", "--seconds", "nan"], "--seconds"),
     ],
 )
-def test_bench_and_serve_refuse_what_is_no_number_or_too_large(
+def test_bench_and_demo_refuse_what_is_no_number_or_too_large(
     capsys: pytest.CaptureFixture[str], argv: list[str], param: str
 ) -> None:
     assert refusal(capsys, *argv)["param"] == param

@@ -55,7 +55,9 @@ def test_help_shows_the_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in shown for name in ("serve", "simulate", "plan", "bench"))
 
 
-@pytest.mark.parametrize("argv", [("serve",), ("simulate",), ("plan",), ("bench", "batching"), ("bench", "scheduler")])
+@pytest.mark.parametrize(
+    "argv", [("serve",), ("demo",), ("simulate",), ("plan",), ("bench", "batching"), ("bench", "scheduler")]
+)
 def test_every_subcommand_takes_json(capsys: pytest.CaptureFixture[str], argv: tuple[str, ...]) -> None:
     assert exit_code(*argv, "--help") == 0
     assert "--json" in capsys.readouterr().out

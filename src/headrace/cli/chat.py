@@ -1,0 +1,106 @@
+"""`headrace chat`: a conversation with a server in the terminal. Owns the prompt, the history and what is shown.
+
+Speaks the public HTTP API like any other client. Ctrl-C ends a reply, not the conversation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from headrace.cli.chat_client import ChatClient, Message
+from headrace.cli.console import check_finite, note
+from headrace.cli.keys import VARIABLE
+from headrace.cli.models import data_folder
+from headrace.core.errors import HeadraceError, InvalidInput
+
+_HELP = "/clear starts over, /exit leaves, Ctrl-C ends a reply"
+
+
+def chat(
+    question: Annotated[str | None, typer.Argument(help="Ask this and leave. Without it: a conversation.")] = None,
+    url: Annotated[str, typer.Option(help="Where the server is.")] = "http://127.0.0.1:8080",
+    model: Annotated[str, typer.Option(help="One of the server's models.")] = "default",
+    key: Annotated[str | None, typer.Option(help=f"[default: {VARIABLE}, or this install's local key]")] = None,
+    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest reply, in tokens.")] = None,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="How much chance there is in a reply.")] = 0.2,
+    cacert: Annotated[str | None, typer.Option(help="Trust this certificate (PEM), for https.")] = None,
+) -> None:
+    """Talk to a server in the terminal, streaming."""
+    check_finite(temperature=temperature)
+    asked = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
+    client = ChatClient(url, key or _find_key(), asked, cacert=cacert)
+    history = [Message("system", system)] if system else []
+    if question is not None:
+        _say(client, [*history, Message("user", question)])
+        return
+    note(f"{model} at {url}; {_HELP}")
+    _converse(client, history)
+
+
+def _find_key() -> str:
+    given = os.environ.get(VARIABLE)
+    if given:
+        return given
+    path = data_folder() / "key"
+    try:
+        return path.read_text().strip()
+    except OSError:
+        message = f"no key: {path} is not there; give --key, or set {VARIABLE}"
+        raise InvalidInput(message, param="--key") from None
+
+
+def _converse(client: ChatClient, beginning: list[Message]) -> None:
+    history = list(beginning)
+    for line in _lines():
+        if line == "/exit":
+            return
+        if line == "/clear":
+            history = list(beginning)
+        elif line.startswith("/"):
+            note(_HELP)
+        elif line:
+            asked = [*history, Message("user", line)]
+            try:
+                history = [*asked, Message("assistant", _say(client, asked))]
+            except HeadraceError as error:
+                note(f"error: {error.message}")
+
+
+def _lines() -> Iterator[str]:
+    """What the person types, until the end of input. Ctrl-C at an empty prompt leaves."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - gives `input` its line editing
+    while True:
+        try:
+            yield input("> " if sys.stdin.isatty() else "").strip()
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+
+
+def _say(client: ChatClient, messages: list[Message]) -> str:
+    """Show a reply while it comes; what came of it."""
+    parts: list[str] = []
+    try:
+        for text in client.reply(messages):
+            parts.append(text)
+            print(_shown(text), end="", flush=True)
+    except KeyboardInterrupt:
+        note(" (stopped)")
+    finally:
+        print()
+    return "".join(parts)
+
+
+def _shown(text: str) -> str:
+    """What a model writes must not move the cursor or change the terminal."""
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )

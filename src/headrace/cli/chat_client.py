@@ -1,0 +1,125 @@
+"""A client of the chat API on the standard library. Owns one request at a time; keeps no history."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from headrace.core.errors import HeadraceError, InvalidInput
+
+_SILENCE_S = 120.0
+_MOST_LINE_BYTES = 1 << 20
+
+
+class Message(Struct, frozen=True):
+    role: str
+    content: str
+
+
+class ServerError(HeadraceError):
+    """What the server answered instead of a reply."""
+
+    code = "server_error"
+
+
+class _Delta(Struct):
+    content: str | None = None
+
+
+class _Choice(Struct):
+    delta: _Delta = msgspec.field(default_factory=_Delta)
+
+
+class _Problem(Struct):
+    message: str = "the server gave no reason"
+
+
+class _Chunk(Struct):
+    choices: list[_Choice] = []
+    error: _Problem | None = None
+
+
+class ChatClient:
+    """`fields` go into every request as they are; those that are None are left out."""
+
+    def __init__(self, url: str, key: str, fields: Mapping[str, Any], *, cacert: str | None = None) -> None:
+        parts = urlsplit(url)
+        try:
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host, port = None, None
+        if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
+            raise InvalidInput(f"--url {url[:200]!r} is not http://host:port", param="--url")
+        self._scheme, self._host, self._port = parts.scheme, host, port
+        self._path = f"{parts.path.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
+        self._key = key
+        self._fields = {name: value for name, value in fields.items() if value is not None}
+        self._cacert = cacert
+
+    def reply(self, messages: Sequence[Message]) -> Iterator[str]:
+        """The reply's text as it comes. Leaving the iterator ends the reply. Raises ServerError."""
+        connection = self._connect()
+        try:
+            yield from self._stream(connection, messages)
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            where = f"{self._scheme}://{self._host}{f':{self._port}' if self._port else ''}"
+            raise ServerError(f"{where}: {reason}; is a server running? (headrace serve)") from None
+        finally:
+            connection.close()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if self._scheme == "http":
+            return http.client.HTTPConnection(self._host, self._port, timeout=_SILENCE_S)
+        try:
+            context = ssl.create_default_context(cafile=self._cacert)
+        except (OSError, ssl.SSLError):
+            raise InvalidInput(f"--cacert {self._cacert}: not a certificate", param="--cacert") from None
+        return http.client.HTTPSConnection(self._host, self._port, timeout=_SILENCE_S, context=context)
+
+    def _stream(self, connection: http.client.HTTPConnection, messages: Sequence[Message]) -> Iterator[str]:
+        body = {**self._fields, "stream": True, "messages": messages}
+        headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
+        # Who closes the connection wants no more of the reply.
+        headers["X-Headrace-On-Disconnect"] = "cancel"
+        connection.request("POST", self._path, msgspec.json.encode(body), headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise ServerError(_reason(response))
+        while line := response.readline(_MOST_LINE_BYTES):
+            data = line.rstrip(b"\r\n")
+            if not data.startswith(b"data:"):
+                continue
+            if data == b"data: [DONE]":
+                return
+            chunk = _decode(data[5:])
+            if chunk.error is not None:
+                raise ServerError(chunk.error.message)
+            for choice in chunk.choices:
+                if choice.delta.content:
+                    yield choice.delta.content
+        raise ServerError("the reply broke off")
+
+
+def _decode(data: bytes) -> _Chunk:
+    try:
+        return msgspec.json.decode(data, type=_Chunk)
+    except msgspec.MsgspecError:
+        raise ServerError("the server sent what is no chunk of a reply") from None
+
+
+def _reason(response: http.client.HTTPResponse) -> str:
+    body = response.read(_MOST_LINE_BYTES)
+    try:
+        problem = msgspec.json.decode(body, type=_Chunk).error
+    except msgspec.MsgspecError:
+        problem = None
+    retry = response.getheader("Retry-After")
+    again = f"; try again in {retry} s" if retry else ""
+    return f"{response.status}: {problem.message if problem else response.reason}{again}"

@@ -1,0 +1,201 @@
+"""`headrace gateway`: the process that speaks HTTP, as `serve` starts it. The composition root of a gateway.
+
+Owns the process's ties: its title, its signals, its parent. Its orders are a file in the run folder, read again
+when told so. What it has to say goes to stdout, a line of JSON each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from headrace.accounts.keys import KeyRing
+from headrace.cluster.local import die_with_parent
+from headrace.cluster.replicas import Replicas
+from headrace.control.orders import Orders, Report, Step
+from headrace.control.run_folder import read_orders
+from headrace.core.clock import SystemClock
+from headrace.core.config import Config, ModelConfig, TenantConfig
+from headrace.core.errors import HeadraceError
+from headrace.core.ports import FrameSink
+from headrace.gateway.app import Gateway, build_app
+from headrace.gateway.server import serve
+from headrace.serving.model_text import ModelText
+from headrace.serving.service import Service
+from headrace.telemetry.metrics import Metrics
+from headrace.text.byte_vocabulary import byte_vocabulary
+from headrace.text.limited import LimitedPool
+from headrace.transport.unix import UnixNetwork
+from headrace.weights.checkpoint import open_checkpoint
+
+_LOG = logging.getLogger("headrace.gateway")
+_MOST_DESCRIPTORS = 1 << 16
+# Collections are for cycles, of which requests make few; scanning what is alive costs more than they hold.
+_GC_THRESHOLDS = (50_000, 50, 100)
+
+
+def gateway(
+    run: Annotated[Path, typer.Option(help="The folder that holds the orders.")],
+    fd: Annotated[int, typer.Option(help="The listening socket.")],
+    parent: Annotated[int, typer.Option(help="The process it dies with.")],
+) -> None:
+    """Answer requests until told to leave."""
+    die_with_parent(parent)
+    _settle_in()
+    orders = read_orders(run)
+    listener = socket.socket(fileno=fd)
+    listener.set_inheritable(False)
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_answer(orders, run, listener))
+
+
+async def _answer(orders: Orders, folder: Path, listener: socket.socket) -> None:
+    stop, started = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    with ExitStack() as stack:
+        front = _Front(orders, stack)
+        loop.add_signal_handler(signal.SIGHUP, front.reload, folder)
+        await front.replicas.start()
+        await front.service.warm_up()
+        try:
+            tell = asyncio.create_task(_say_when(started))
+            await serve(front.app, [listener], orders.config.gateway, stop, started=started)
+            tell.cancel()
+        finally:
+            await front.replicas.close()
+
+
+async def _say_when(started: asyncio.Event) -> None:
+    await started.wait()
+    gc.collect()
+    gc.freeze()
+    _say(Report(Step.LISTENING))
+
+
+class _Front:
+    """What a reload reaches, wired."""
+
+    def __init__(self, orders: Orders, stack: ExitStack) -> None:
+        config, clock = orders.config, SystemClock()
+        limited = stack.enter_context(LimitedPool())
+        limited.start()
+        models = [stack.enter_context(_text(model, orders, limited)) for model in config.models]
+
+        def replicas(sink: FrameSink) -> Replicas:
+            tenants = _tenants(config)
+            self.replicas = Replicas(UnixNetwork(), orders.addresses, sink, clock, tenants, lambda _: self._look())
+            return self.replicas
+
+        self._has_served = False
+        self.service = Service(models, replicas, clock=clock, secret=orders.secret, inject=config.inject)
+        self._metrics = Metrics()
+        self._metrics.watch_replicas(lambda: self.replicas)
+        self._keys = KeyRing(config.tenants)
+        self.app: Gateway = build_app(
+            self.service, self._keys, config.gateway, self._metrics, clock, inject=config.inject
+        )
+        self._know(config)
+
+    def reload(self, folder: Path) -> None:
+        try:
+            config = read_orders(folder).config
+            self._keys.replace(config.tenants)
+        except HeadraceError as error:
+            _LOG.error("not reloaded: %s", error.message)
+            return
+        self.app.reconfigure(config.gateway)
+        self.replicas.set_tenants(_tenants(config))
+        self._know(config)
+        _say(Report(Step.RELOADED, "the configuration was read again"))
+
+    def _look(self) -> None:
+        """Whether every worker is ready, at last."""
+        if not self._has_served and all(replica.is_ready for replica in self.replicas):
+            self._has_served = True
+            _say(Report(Step.SERVING))
+
+    def _know(self, config: Config) -> None:
+        self._metrics.know((model.name for model in config.models), (tenant.name for tenant in config.tenants))
+
+
+@contextmanager
+def _text(model: ModelConfig, orders: Orders, limited: LimitedPool) -> Iterator[ModelText]:
+    """The text side of a model, from its files without the weights."""
+    text = _fake_text(model, limited) if model.runner == "fake" else _file_text(model, orders, limited)
+    try:
+        yield text
+    finally:
+        text.close()
+
+
+def _fake_text(model: ModelConfig, limited: LimitedPool) -> ModelText:
+    vocabulary = byte_vocabulary(model.fake.vocab_size)
+    return ModelText.build(
+        model.name,
+        vocabulary,
+        limited,
+        context_len=model.fake.context_len,
+        vocab_size=model.fake.vocab_size,
+        eos_ids=() if vocabulary.eos_id is None else (vocabulary.eos_id,),
+        aliases=model.aliases,
+        created_s=time.time(),
+    )
+
+
+def _file_text(model: ModelConfig, orders: Orders, limited: LimitedPool) -> ModelText:
+    checkpoint = open_checkpoint(Path(orders.sources[model.name]))
+    try:
+        shape = checkpoint.shape
+        return ModelText.build(
+            model.name,
+            checkpoint.vocabulary,
+            limited,
+            context_len=model.context_len or shape.context_len,
+            vocab_size=shape.vocab_size,
+            eos_ids=shape.eos_ids,
+            aliases=model.aliases,
+            architecture=shape.architecture,
+            created_s=time.time(),
+        )
+    finally:
+        checkpoint.close()
+
+
+def _tenants(config: Config) -> tuple[TenantConfig, ...]:
+    return tuple(entry.in_engine() for entry in config.tenants)
+
+
+def _settle_in() -> None:
+    from setproctitle import setproctitle
+
+    setproctitle("headrace: gateway")
+    # What a terminal's Ctrl-C means is the supervisor's to decide; before there is a loop, told to reload is nothing.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    gc.set_threshold(*_GC_THRESHOLDS)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = min(_MOST_DESCRIPTORS, hard) if hard != resource.RLIM_INFINITY else _MOST_DESCRIPTORS
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def _say(report: Report) -> None:
+    print(msgspec.json.encode(report).decode(), flush=True)

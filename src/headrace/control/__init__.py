@@ -1,0 +1,1 @@
+"""Who keeps the processes of a server alive: supervisor, restarts, reload."""

@@ -1,0 +1,221 @@
+"""Keeps a gateway and its workers alive, and ends them in order. Owns the children; knows no HTTP and no model.
+
+When to start again is decided in `restarts`, what a reload changes in `reload`; here are the effects.
+"""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from headrace.control.child import Child, Launcher, Process
+from headrace.control.orders import Report, Step
+from headrace.control.watch import WorkerWatch
+from headrace.core.errors import HeadraceError
+from headrace.core.messages import Beat, WorkerState
+from headrace.core.ports import Clock, Network
+
+# After the streams' time is over: to close what is left, and for workers that have nothing left to do.
+GATEWAY_MARGIN_S = 2.0
+WORKER_GRACE_S = 5.0
+# No step and no load holds up a worker's heartbeat for this long.
+SILENCE_S = 30.0
+# Codes of a command that said why it cannot run: starting it again would not help.
+_SAID_WHY = (1, 2)
+
+
+class StartFailed(HeadraceError):
+    """A child that cannot run, before the server was ever up."""
+
+    code = "start_failed"
+
+
+class Supervisor:
+    """`tell` gets lines for a person, `heard` every beat of a worker, `up` is called once, when all serve."""
+
+    def __init__(
+        self,
+        gateway: Child,
+        workers: Sequence[Child],
+        launcher: Launcher,
+        network: Network,
+        clock: Clock,
+        *,
+        drain_s: float,
+        tell: Callable[[str], None],
+        heard: Callable[[Child, Beat], None],
+        up: Callable[[], None],
+    ) -> None:
+        self._gateway = gateway
+        self._workers = tuple(workers)
+        self._launcher = launcher
+        self._network = network
+        self._clock = clock
+        self._drain_s = drain_s
+        self._tell = tell
+        self._heard = heard
+        self._up = up
+        self._stop = asyncio.Event()
+        self._was_up = False
+        self._killed = False
+
+    @property
+    def _children(self) -> tuple[Child, ...]:
+        return (self._gateway, *self._workers)
+
+    async def run(self) -> int:
+        """Until told to stop: the exit code. Raises StartFailed. No child is left in any case."""
+        keepers = [asyncio.create_task(self._keep(child)) for child in self._children]
+        stopped = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait([*keepers, stopped], return_when=asyncio.FIRST_COMPLETED)
+            for keeper in keepers:
+                if keeper.done():
+                    keeper.result()
+            is_clean = await self._drain()
+            return 130 if self._killed else 0 if is_clean else 1
+        finally:
+            self._stop.set()
+            self.kill_all()
+            for task in (*keepers, stopped):
+                task.cancel()
+            await asyncio.gather(*keepers, stopped, return_exceptions=True)
+            await self._wait_all()
+
+    def stop(self) -> None:
+        """Drain and end; asked a second time, end at once."""
+        if self._stop.is_set():
+            self._killed = True
+            self.kill_all()
+        self._stop.set()
+
+    def kill_all(self) -> None:
+        for child in self._children:
+            if child.process is not None:
+                child.process.signal(signal.SIGKILL)
+
+    def reload_gateway(self) -> None:
+        """The orders have changed."""
+        if self._gateway.process is not None and self._gateway.healthy_since_s is not None:
+            self._gateway.process.signal(signal.SIGHUP)
+
+    async def _keep(self, child: Child) -> None:
+        while not self._stop.is_set():
+            why, code = await self._live(child)
+            if self._stop.is_set():
+                return
+            if not child.was_healthy and not self._was_up and code in _SAID_WHY:
+                raise StartFailed(f"{child.name} cannot start: {child.last_words or why}")
+            now_s, since_s = self._clock.now_s(), child.healthy_since_s
+            delay_s = child.restarts.next_delay_s(now_s - since_s if since_s is not None else 0.0)
+            in_a_row = f", {child.restarts.deaths} times in a row" if child.restarts.deaths > 1 else ""
+            self._tell(f"{child.name} {why}{in_a_row}; starting it again in {delay_s:g} s")
+            await asyncio.sleep(delay_s)
+
+    async def _live(self, child: Child) -> tuple[str, int]:
+        """One life of a child: how it ended, in words and as an exit code."""
+        child.healthy_since_s = child.beat = None
+        child.is_serving = False
+        try:
+            process = await self._launcher.start(child.command())
+        except OSError as error:
+            return f"could not be started ({error.strerror or error})", -1
+        child.process = process
+        if self._stop.is_set():
+            process.signal(signal.SIGKILL)
+        watch = asyncio.create_task(self._watch(child, process))
+        try:
+            code = await process.wait()
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+        words = child.last_words
+        return f"died ({_ending(code)}{': ' if words else ''}{words})", code
+
+    async def _watch(self, child: Child, process: Process) -> None:
+        if child.address is not None:
+            await self._hear_beats(child, process, child.address)
+        async for line in process.lines():
+            try:
+                report = msgspec.json.decode(line, type=Report)
+            except msgspec.MsgspecError:
+                continue  # a library that prints is no reason to stop
+            if report.note:
+                self._tell(f"{child.name}: {report.note}")
+            if report.step is Step.LISTENING:
+                self._healthy(child)
+            elif report.step is Step.SERVING:
+                self._serves(child)
+
+    async def _hear_beats(self, child: Child, process: Process, address: str) -> None:
+        """Until it is silent: a process that is there and says nothing is ended, so that another can take its place."""
+        now_s = asyncio.get_running_loop().time
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None) as silence:
+
+                def take(beat: Beat) -> None:
+                    if beat.card.pid == process.pid:  # else of an earlier life
+                        silence.reschedule(now_s() + SILENCE_S)
+                        self._take(child, beat)
+
+                await WorkerWatch(address, self._network, "supervisor", take).run()
+        self._tell(f"{child.name} has been silent for {SILENCE_S:g} s and is killed")
+        process.signal(signal.SIGKILL)
+
+    def _take(self, child: Child, beat: Beat) -> None:
+        child.beat = beat
+        self._heard(child, beat)
+        if beat.state is WorkerState.READY:
+            self._healthy(child)
+            self._serves(child)
+
+    def _healthy(self, child: Child) -> None:
+        if child.healthy_since_s is None:
+            child.healthy_since_s = self._clock.now_s()
+            if child.was_healthy:
+                self._tell(f"{child.name} is back")
+            child.was_healthy = True
+
+    def _serves(self, child: Child) -> None:
+        child.is_serving = True
+        if not self._was_up and all(each.is_serving for each in self._children):
+            self._was_up = True
+            self._up()
+
+    async def _drain(self) -> bool:
+        """The gateway first: workers must finish what it still streams."""
+        in_time = await self._end([self._gateway], self._drain_s + GATEWAY_MARGIN_S)
+        return await self._end(self._workers, WORKER_GRACE_S) and in_time
+
+    async def _end(self, children: Sequence[Child], within_s: float) -> bool:
+        """False if any had to be killed. One that was not ready yet has nothing to finish."""
+        processes = []
+        for child in children:
+            if child.process is not None and child.is_alive:
+                child.process.signal(signal.SIGKILL if child.healthy_since_s is None else signal.SIGTERM)
+                processes.append(child.process)
+        waits = [asyncio.create_task(process.wait()) for process in processes]
+        late: set[asyncio.Task[int]] = set()
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=within_s)
+        if late:
+            names = ", ".join(child.name for child in children if child.is_alive)
+            self._tell(f"{names} did not end in {within_s:g} s and is killed")
+            for process in processes:
+                process.signal(signal.SIGKILL)
+            await asyncio.wait(late)
+        return not late
+
+    async def _wait_all(self) -> None:
+        await asyncio.gather(*(child.process.wait() for child in self._children if child.process is not None))
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"

@@ -1,0 +1,140 @@
+"""`headrace chat`: replies stream, the conversation is kept, and Ctrl-C ends a reply alone."""
+
+import io
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.cli import chat as chat_module
+from headrace.cli import main as cli
+from headrace.cli.chat_client import ChatClient, Message, ServerError
+from headrace.cli.keys import VARIABLE
+from headrace.core.errors import InvalidInput
+from tests.unit.cli.chat_server import DONE, ChatServer, chat_server, delta
+
+
+@pytest.fixture
+def server() -> Iterator[ChatServer]:
+    with chat_server() as server:
+        yield server
+
+
+def client(server: ChatServer) -> ChatClient:
+    return ChatClient(server.url, "the-key", {"model": "m", "seed": None})
+
+
+def run(monkeypatch: pytest.MonkeyPatch, server: ChatServer, typed: str, *words: str) -> int:
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["chat", *words, "--url", server.url, "--key", "the-key"])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def test_text_comes_in_parts_and_comments_are_skipped(server: ChatServer) -> None:
+    server.stream(b": ping\n\n", b"id: 1\n" + delta("Blue"), delta(" sky"), b'data: {"choices":[]}\n\n', DONE)
+    assert list(client(server).reply([Message("user", "why?")])) == ["Blue", " sky"]
+    path, headers, body = server.asked[0]
+    assert (path, headers["Authorization"]) == ("/v1/chat/completions", "Bearer the-key")
+    assert body == {"model": "m", "stream": True, "messages": [{"role": "user", "content": "why?"}]}
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ([delta("a")], "broke off"),
+        ([delta("a"), b'data: {"error":{"message":"the worker died"}}\n\n', DONE], "the worker died"),
+        ([b"data: nonsense\n\n"], "no chunk"),
+    ],
+)
+def test_a_reply_that_fails_says_so(server: ChatServer, parts: list[bytes], words: str) -> None:
+    server.stream(*parts)
+    with pytest.raises(ServerError, match=words):
+        list(client(server).reply([]))
+
+
+def test_a_refusal_has_its_reason_and_when_to_try_again(server: ChatServer) -> None:
+    server.answers.append((503, {"Retry-After": "3"}, [b'{"error":{"message":"no worker is ready"}}']))
+    with pytest.raises(ServerError, match="503: no worker is ready; try again in 3 s"):
+        list(client(server).reply([]))
+    server.answers.append((502, {}, [b"<html>"]))
+    with pytest.raises(ServerError, match="502: Bad Gateway"):
+        list(client(server).reply([]))
+
+
+def test_nobody_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(ServerError, match="is a server running"):
+        list(ChatClient(f"http://127.0.0.1:{port}", "k", {}).reply([]))
+
+
+@pytest.mark.parametrize("url", ["localhost:8080", "ftp://h", "http://", "http://h:port", "http://h/?key=x"])
+def test_what_is_no_url(url: str) -> None:
+    with pytest.raises(InvalidInput):
+        ChatClient(url, "k", {})
+
+
+def test_one_question(monkeypatch: pytest.MonkeyPatch, server: ChatServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.stream(delta("Blue"), delta(" sky"), DONE)
+    assert run(monkeypatch, server, "", "why?", "--system", "be short", "--max-tokens", "9") == 0
+    assert capsys.readouterr().out == "Blue sky\n"
+    assert server.asked[0][2]["max_tokens"] == 9
+    assert server.asked[0][2]["messages"][0] == {"role": "system", "content": "be short"}
+
+
+def test_a_conversation_is_kept_cleared_and_survives_an_error(
+    monkeypatch: pytest.MonkeyPatch, server: ChatServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.stream(delta("A"), DONE)
+    server.answers.append((500, {}, [b""]))
+    server.stream(delta("C"), DONE)
+    server.stream(delta("D"), DONE)
+    assert run(monkeypatch, server, "one\ntwo\n/help\nthree\n/clear\n\nfour\n/exit\nfive\n", "--system", "s") == 0
+    said = [[message["content"] for message in body["messages"]] for _, _, body in server.asked]
+    assert said == [["s", "one"], ["s", "one", "A", "two"], ["s", "one", "A", "three"], ["s", "four"]]
+    shown = capsys.readouterr()
+    assert shown.out == "A\n\nC\nD\n" and "error: 500" in shown.err and "/clear" in shown.err
+
+
+def test_ctrl_c_ends_the_reply_and_keeps_what_came(
+    monkeypatch: pytest.MonkeyPatch, server: ChatServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(ChatClient):
+        def reply(self, messages: object) -> Iterator[str]:
+            for text in super().reply(messages):  # type: ignore[arg-type]
+                yield text
+                if text == "half":
+                    raise KeyboardInterrupt
+
+    monkeypatch.setattr(chat_module, "ChatClient", Interrupted)
+    server.stream(delta("half"), delta(" never shown"), DONE)
+    server.stream(delta("B"), DONE)
+    assert run(monkeypatch, server, "one\ntwo\n") == 0
+    assert capsys.readouterr().out == "half\nB\n\n"
+    assert [message["content"] for message in server.asked[1][2]["messages"]] == ["one", "half", "two"]
+
+
+def test_a_model_cannot_write_to_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, server: ChatServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.stream(delta("\x1b[2Ja\tb\n\u202ec"), DONE)
+    run(monkeypatch, server, "", "q")
+    assert capsys.readouterr().out == "\ufffd[2Ja\tb\n\ufffdc\n"
+
+
+def test_the_key_is_found_where_serve_keeps_it(
+    monkeypatch: pytest.MonkeyPatch, server: ChatServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["chat", "q", "--url", server.url])
+    assert ended.value.code == 2 and "no key" in capsys.readouterr().err
+    (tmp_path / "key").write_text("from-the-file\n")
+    server.stream(DONE)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["chat", "q", "--url", server.url])
+    assert server.asked[0][1]["Authorization"] == "Bearer from-the-file"

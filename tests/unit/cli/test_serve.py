@@ -1,0 +1,163 @@
+"""`headrace serve` before it starts anything, and what it says: sockets, certificates, words."""
+
+import io
+import json
+import shlex
+import socket
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from headrace.cli import main as cli
+from headrace.cli.announcement import LoadingLines, curl_line, reachable_at, ready_lines, served_models
+from headrace.cli.keys import LocalKey
+from headrace.cli.serve import bind, check_tls, tell
+from headrace.core.config import GatewayConfig, ModelConfig
+from headrace.core.errors import HeadraceError, InvalidInput
+from headrace.core.event import EngineLoad
+from headrace.core.messages import Beat, WorkerCard, WorkerState
+from tests.unit.weights.files import tiny_shape, write_gguf
+
+LOAD = EngineLoad(0.0, 0.0, 0, 0, 4, 16, 0, 16)
+KEY = LocalKey("hr-secret-secret-secret", "$(cat /home/me/key)", Path("/home/me/key"))
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def exit_code(*argv: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", *argv])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def test_any_free_port_is_taken_when_asked() -> None:
+    with closing(bind(GatewayConfig(port=0))) as listener:
+        assert listener.getsockname()[1] > 0
+        socket.create_connection(listener.getsockname()).close()
+
+
+def test_a_port_that_is_taken_is_said_and_is_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    with closing(bind(GatewayConfig(port=0))) as listener:
+        port = listener.getsockname()[1]
+        assert exit_code("--runner", "fake", "--port", str(port)) == 1
+    error = capsys.readouterr().err
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in error and error.count("\n") == 1
+
+
+def test_an_address_of_another_machine_and_one_that_is_none() -> None:
+    with pytest.raises(HeadraceError, match=r"cannot listen on 192\.0\.2\.1:0"):
+        bind(GatewayConfig(host="192.0.2.1", port=0))
+    with pytest.raises(InvalidInput):
+        bind(GatewayConfig(host="a..b", port=0))
+
+
+def test_a_certificate_that_is_none_is_refused_before_the_start(tmp_path: Path) -> None:
+    (tmp_path / "c.pem").write_text("nothing")
+    for cert, key in ((tmp_path / "c.pem", tmp_path / "c.pem"), (tmp_path / "none", tmp_path / "none")):
+        with pytest.raises(InvalidInput, match="no certificate with its key"):
+            check_tls(GatewayConfig(tls_cert=str(cert), tls_key=str(key)))
+    assert exit_code("--runner", "fake", "--tls-cert", str(tmp_path / "c.pem")) == 2
+    check_tls(GatewayConfig())
+
+
+def test_files_that_are_no_model_start_no_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = write_gguf(tmp_path / "broken.gguf", tiny_shape())
+    broken.write_bytes(broken.read_bytes()[:100])
+    assert exit_code("--model", str(broken), "--port", "0") == 1
+    assert exit_code("--model", str(tmp_path / "none.gguf"), "--port", "0") == 1
+    assert capsys.readouterr().err.count("error: ") == 2
+    assert not (tmp_path / "home" / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [
+        (["--port", "65536"], 2),
+        (["--workers", "0"], 2),
+        (["--runner", "tpu"], 2),
+        (["--model", "a", "--model", "a", "--runner", "fake"], 2),
+        (["--model", "no such name!", "--runner", "fake"], 2),
+        (["--host", ""], 2),
+    ],
+)
+def test_flags_that_no_server_could_run(argv: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(*argv) == code
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("gateway", "url"),
+    [
+        (GatewayConfig(), "http://127.0.0.1:1"),
+        (GatewayConfig(host="0.0.0.0"), "http://127.0.0.1:1"),
+        (GatewayConfig(host="::"), "http://[::1]:1"),
+        (GatewayConfig(host="box", tls_cert="c", tls_key="k"), "https://box:1"),
+    ],
+)
+def test_the_url_can_be_opened_from_here(gateway: GatewayConfig, url: str) -> None:
+    assert reachable_at(gateway, 1).url == url
+
+
+def test_the_curl_line_is_one_that_a_shell_understands_and_hides_the_key() -> None:
+    line = curl_line(reachable_at(GatewayConfig(tls_cert="a b.pem", tls_key="k"), 1), KEY, "it's")
+    words = shlex.split(line)
+    assert words[:5] == ["curl", "-N", "--cacert", "a b.pem", "https://127.0.0.1:1/v1/chat/completions"]
+    assert json.loads(words[-1])["model"] == "it's" and json.loads(words[-1])["stream"] is True
+    assert KEY.key not in line and "Authorization: Bearer $(cat /home/me/key)" in words
+
+
+def test_what_is_said_when_it_is_up_shows_the_key_to_a_person_only() -> None:
+    cards = [
+        WorkerCard("a 0", "a", 0, 1, 1, dtype="int8", context_len=8192),
+        WorkerCard("a 1", "a", 1, 2, 1, context_len=8192),
+    ]
+    models = served_models([ModelConfig("a", aliases=("default",), workers=2)], cards)
+    address = reachable_at(GatewayConfig(), 1)
+    quiet = "\n".join(ready_lines(address, KEY, models, 1.0, show_key=False))
+    assert "a (also default): int8, 8,192 tokens of context, 2 workers" in quiet
+    assert KEY.key not in quiet and str(KEY.path) in quiet
+    assert f"{address.url}/#key={KEY.key}" in "\n".join(ready_lines(address, KEY, models, 1.0, show_key=True))
+
+
+def test_a_person_who_is_gone_does_not_end_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stderr", Gone())
+    tell("nobody hears this")
+
+
+class Hands:
+    """A clock that is set."""
+
+    at_s = 0.0
+
+    def now_s(self) -> float:
+        return self.at_s
+
+
+def test_loading_is_told_at_every_change_and_now_and_then() -> None:
+    told: list[str] = []
+    clock = Hands()
+    lines = LoadingLines(told.append, clock)
+    card = WorkerCard("a 0", "a", 0, 1, 1)
+    states = WorkerState
+    for at_s, state, progress in (
+        (0.0, states.LOADING, 0.0),
+        (0.5, states.LOADING, 0.3),
+        (2.5, states.LOADING, 0.5),
+        (9.0, states.LOADING, 0.5),
+        (9.1, states.WARMING, 0.0),
+        (9.2, states.READY, 1.0),
+        (19.9, states.READY, 0.9),
+    ):
+        clock.at_s = at_s
+        lines.heard("worker a 0", Beat(state, card, LOAD, progress=progress))
+    assert told == ["worker a 0: loading", "worker a 0: loading 50 %", "worker a 0: warming", "worker a 0: ready"]

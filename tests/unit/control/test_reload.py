@@ -1,0 +1,46 @@
+"""What a changed configuration changes while a server runs."""
+
+import asyncio
+import os
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from headrace.control.reload import merge, watch_file
+from headrace.core.config import Config, GatewayConfig, ModelConfig, TenantEntry
+from tests.unit.control.virtual_loop import play
+
+RUNNING = Config(models=(ModelConfig("a"),), tenants=(TenantEntry("acme"),))
+
+
+def test_tenants_and_limits_change_at_once() -> None:
+    wanted = replace(RUNNING, tenants=(TenantEntry("acme", weight=2.0),), gateway=GatewayConfig(heartbeat_s=1.0))
+    assert merge(RUNNING, wanted) == (wanted, ())
+
+
+def test_what_is_fixed_at_start_is_named_and_kept() -> None:
+    gateway = GatewayConfig(port=9000, tls_cert="c", tls_key="k", drain_s=1.0, receive_s=2.0)
+    wanted = replace(RUNNING, models=(ModelConfig("b"),), inject={"route": 1.0}, gateway=gateway)
+    merged, waiting = merge(RUNNING, wanted)
+    assert waiting == ("models", "inject", "gateway.port", "gateway.tls_cert", "gateway.tls_key", "gateway.drain_s")
+    assert merged == replace(RUNNING, gateway=GatewayConfig(receive_s=2.0))
+
+
+def test_the_file_is_seen_to_change_and_not_to_be_away(tmp_path: Path) -> None:
+    path, seen = tmp_path / "c.toml", []
+
+    async def story() -> None:
+        path.write_text("")
+        watch = asyncio.create_task(watch_file(path, lambda: seen.append(path.read_text()), every_s=1.0))
+        await asyncio.sleep(2.5)
+        assert seen == []
+        path.unlink()
+        await asyncio.sleep(2.0)
+        assert seen == []
+        (tmp_path / "new").write_text("changed")
+        os.replace(tmp_path / "new", path)
+        await asyncio.sleep(3.0)
+        watch.cancel()
+
+    play(story())
+    assert seen == ["changed"]

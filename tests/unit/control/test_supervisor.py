@@ -1,0 +1,268 @@
+"""The supervisor: children start again after a wait, the server is up once, and it ends in order."""
+
+import asyncio
+import errno
+import signal
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from headrace.cluster.local import Command
+from headrace.control.child import Child
+from headrace.control.supervisor import StartFailed, Supervisor
+from headrace.core.messages import Beat, WorkerState
+from headrace.transport.memory import MemoryNetwork
+from tests.unit.control.stage import LISTENING, SERVING, ActedLauncher, ActedWorker
+from tests.unit.control.virtual_loop import VirtualLoop, play
+
+READY, LOADING, FAILED = WorkerState.READY, WorkerState.LOADING, WorkerState.FAILED
+
+
+class Scene:
+    """One gateway, one worker, and what a person was told."""
+
+    def __init__(self, drain_s: float = 10.0) -> None:
+        self.network = MemoryNetwork()
+        self.launcher = ActedLauncher()
+        self.worker = ActedWorker(self.network, "w0")
+        self.told: list[str] = []
+        self.beats: list[Beat] = []
+        self.ups = 0
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        self.loop = loop
+        self.supervisor = Supervisor(
+            Child("gateway", lambda: Command(("gateway",), talks=True)),
+            [Child("worker m 0", lambda: Command(("worker",)), "w0")],
+            self.launcher,
+            self.network,
+            loop,
+            drain_s=drain_s,
+            tell=self.told.append,
+            heard=lambda child, beat: self.beats.append(beat),
+            up=self.up,
+        )
+        self.running = asyncio.create_task(self.supervisor.run())
+
+    def up(self) -> None:
+        self.ups += 1
+
+    async def comes_up(self) -> None:
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        self.launcher.last("gateway").say(b"a library prints this\n")
+        self.launcher.last("gateway").say(LISTENING)
+        await self.worker.is_in(READY, self.launcher.last("worker").pid)
+        self.launcher.last("gateway").say(SERVING)
+        await asyncio.sleep(0.1)
+
+    async def passes(self, seconds: float) -> None:
+        """Time, in which the worker's heart beats."""
+        for _ in range(int(seconds / 20) + 1):
+            await asyncio.sleep(20.0)
+            await self.worker.is_in(READY, self.launcher.last("worker").pid)
+
+
+def staged(story: Callable[[Scene], Awaitable[None]], drain_s: float = 10.0) -> Scene:
+    async def whole() -> Scene:
+        scene = Scene(drain_s)
+        try:
+            await story(scene)
+        finally:
+            scene.supervisor.kill_all()
+            scene.running.cancel()
+            await asyncio.gather(scene.running, return_exceptions=True)
+        return scene
+
+    return play(whole())
+
+
+def test_it_is_up_once_when_the_gateway_has_found_ready_workers() -> None:
+    async def story(scene: Scene) -> None:
+        await asyncio.sleep(1.0)
+        await scene.worker.is_in(LOADING, scene.launcher.last("worker").pid)
+        scene.launcher.last("gateway").say(LISTENING)
+        await scene.worker.is_in(READY, scene.launcher.last("worker").pid)
+        await asyncio.sleep(1.0)
+        assert scene.ups == 0
+        scene.launcher.last("gateway").say(SERVING)
+        await asyncio.sleep(1.0)
+        scene.launcher.last("gateway").say(SERVING)
+        await asyncio.sleep(1.0)
+        assert scene.ups == 1 and scene.told == []
+
+    assert [beat.state for beat in staged(story).beats] == [LOADING, READY]
+
+
+def test_a_dead_worker_comes_back_after_a_wait_that_grows() -> None:
+    async def story(scene: Scene) -> None:
+        await scene.comes_up()
+        for wait_s in (0.5, 1.0, 2.0):
+            scene.launcher.last("worker").end(-9)
+            num_before = len(scene.launcher.started["worker"])
+            await asyncio.sleep(wait_s - 0.01)
+            assert len(scene.launcher.started["worker"]) == num_before
+            await asyncio.sleep(0.02)
+            assert len(scene.launcher.started["worker"]) == num_before + 1
+        await scene.worker.is_in(READY, scene.launcher.last("worker").pid)
+        assert len(scene.launcher.started["gateway"]) == 1 and scene.ups == 1
+
+    assert staged(story).told == [
+        "worker m 0 died (SIGKILL); starting it again in 0.5 s",
+        "worker m 0 died (SIGKILL), 2 times in a row; starting it again in 1 s",
+        "worker m 0 died (SIGKILL), 3 times in a row; starting it again in 2 s",
+        "worker m 0 is back",
+    ]
+
+
+def test_a_healthy_minute_is_forgiven() -> None:
+    async def story(scene: Scene) -> None:
+        await scene.comes_up()
+        for _ in range(3):
+            await scene.passes(61.0)
+            scene.launcher.last("gateway").end(1)
+            await asyncio.sleep(1.0)
+            scene.launcher.last("gateway").say(LISTENING)
+            await asyncio.sleep(1.0)
+
+    assert staged(story).told[0::2] == ["gateway died (exit code 1); starting it again in 0.5 s"] * 3
+
+
+def test_a_worker_that_falls_silent_is_killed_and_replaced() -> None:
+    async def story(scene: Scene) -> None:
+        await scene.comes_up()
+        first = scene.launcher.last("worker")
+        await scene.passes(200.0)
+        assert first.is_alive
+        await asyncio.sleep(31.0)
+        assert first.signals == [signal.SIGKILL] and scene.launcher.last("worker") is not first
+
+    assert staged(story).told == [
+        "worker m 0 has been silent for 30 s and is killed",
+        "worker m 0 died (SIGKILL); starting it again in 0.5 s",
+    ]
+
+
+def test_beats_of_an_earlier_life_are_not_believed() -> None:
+    async def story(scene: Scene) -> None:
+        await asyncio.sleep(0.1)
+        scene.launcher.last("gateway").say(LISTENING)
+        await scene.worker.is_in(READY, pid=1)
+        scene.launcher.last("gateway").say(SERVING)
+        await asyncio.sleep(1.0)
+        assert (scene.ups, scene.beats) == (0, [])
+
+    staged(story)
+
+
+def test_what_cannot_start_says_why_and_ends_the_start() -> None:
+    async def story(scene: Scene) -> None:
+        await asyncio.sleep(0.1)
+        await scene.worker.is_in(FAILED, scene.launcher.last("worker").pid, note="the weights do not fit")
+        scene.launcher.last("worker").end(1)
+        with pytest.raises(StartFailed, match="worker m 0 cannot start: the weights do not fit"):
+            await scene.running
+        assert not scene.launcher.last("gateway").is_alive
+
+    staged(story)
+
+
+def test_a_worker_that_is_killed_while_it_loads_is_started_again() -> None:
+    async def story(scene: Scene) -> None:
+        await asyncio.sleep(0.1)
+        scene.launcher.last("worker").end(-9)
+        await asyncio.sleep(0.6)
+        await scene.comes_up()
+        assert scene.ups == 1 and len(scene.launcher.started["worker"]) == 2
+
+    staged(story)
+
+
+def test_a_system_that_cannot_fork_is_asked_again() -> None:
+    async def story(scene: Scene) -> None:
+        scene.launcher.refuse = OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        await asyncio.sleep(1.0)
+        scene.launcher.refuse = None
+        await asyncio.sleep(3.0)
+        await scene.comes_up()
+        assert scene.ups == 1
+
+    assert "gateway could not be started (Resource temporarily unavailable)" in staged(story).told[0]
+
+
+def test_stopping_drains_the_gateway_before_its_workers() -> None:
+    async def story(scene: Scene) -> None:
+        await scene.comes_up()
+        gateway, worker = scene.launcher.last("gateway"), scene.launcher.last("worker")
+        gateway.resists.add(signal.SIGTERM)
+        scene.supervisor.stop()
+        await asyncio.sleep(5.0)
+        assert (gateway.signals, worker.signals) == ([signal.SIGTERM], [])
+        gateway.end(0)
+        assert await scene.running == 0
+        assert worker.signals == [signal.SIGTERM]
+
+    assert staged(story).told == []
+
+
+def test_what_was_not_ready_yet_has_nothing_to_finish() -> None:
+    async def story(scene: Scene) -> None:
+        await asyncio.sleep(0.1)
+        await scene.worker.is_in(LOADING, scene.launcher.last("worker").pid)
+        scene.launcher.last("worker").resists.add(signal.SIGTERM)
+        at_s = scene.loop.time()
+        scene.supervisor.stop()
+        assert await scene.running == 0
+        assert scene.loop.time() == at_s and scene.launcher.last("worker").signals == [signal.SIGKILL]
+
+    assert staged(story).told == []
+
+
+def test_a_child_that_does_not_end_is_killed_and_that_is_said() -> None:
+    async def story(scene: Scene) -> None:
+        await scene.comes_up()
+        worker = scene.launcher.last("worker")
+        worker.resists.add(signal.SIGTERM)
+        scene.supervisor.stop()
+        assert await scene.running == 1
+        assert worker.signals == [signal.SIGTERM, signal.SIGKILL]
+
+    assert staged(story).told == ["worker m 0 did not end in 5 s and is killed"]
+
+
+def test_asked_twice_it_ends_at_once() -> None:
+    async def story(scene: Scene) -> None:
+        await scene.comes_up()
+        scene.launcher.last("gateway").resists.add(signal.SIGTERM)
+        scene.supervisor.stop()
+        await asyncio.sleep(1.0)
+        at_s = scene.loop.time()
+        scene.supervisor.stop()
+        assert await scene.running == 130
+        assert scene.loop.time() == at_s
+
+    staged(story)
+
+
+def test_a_death_during_the_stop_is_no_reason_to_start_again() -> None:
+    async def story(scene: Scene) -> None:
+        await scene.comes_up()
+        scene.launcher.last("gateway").resists.add(signal.SIGTERM)
+        scene.supervisor.stop()
+        scene.launcher.last("worker").end(-9)
+        await asyncio.sleep(5.0)
+        assert len(scene.launcher.started["worker"]) == 1
+
+    assert staged(story).told == []
+
+
+def test_only_a_gateway_that_listens_is_told_to_reload() -> None:
+    async def story(scene: Scene) -> None:
+        await asyncio.sleep(0.1)
+        scene.supervisor.reload_gateway()  # it would not know the signal yet, and die
+        assert scene.launcher.last("gateway").signals == []
+        await scene.comes_up()
+        scene.supervisor.reload_gateway()
+        assert scene.launcher.last("gateway").signals == [signal.SIGHUP]
+
+    staged(story)
