@@ -61,13 +61,16 @@ def main() -> None:
     parser.add_argument("--model", default="default")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--count", type=int, default=500)
+    # So little that the first part touches all of it: whatever grows after that is a leak.
+    parser.add_argument("--kv-tokens", type=int, default=16_384)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     chance = random.Random(0)
     given = [mixed_ask(index, chance) for index in range(arguments.count)]
-    with open_local(arguments.model, LoadSettings(dtype=arguments.dtype)) as local:
-        halves = []
-        for part in (given[: len(given) // 2], given[len(given) // 2 :]):
+    with open_local(arguments.model, LoadSettings(dtype=arguments.dtype, kv_tokens=arguments.kv_tokens)) as local:
+        quarters = []
+        size = -(-len(given) // 4)
+        for part in (given[start : start + size] for start in range(0, len(given), size)):
             run = RowRun(local.service, Ask(), max_open=128)
             started_s = time.perf_counter()
             rows = list(run.rows(msgspec.json.encode(ask) for ask in part))
@@ -75,7 +78,7 @@ def main() -> None:
             assert sorted(row.id for row in rows) == [ask["id"] for ask in part], "a line was lost or doubled"  # type: ignore[type-var]
             load = local.engine.load()
             local.engine.check()
-            halves.append(
+            quarters.append(
                 {
                     "rows": len(rows),
                     "refused": run.num_failed,
@@ -87,10 +90,12 @@ def main() -> None:
                     "resident_mib": resident_bytes() / 2**20,
                 }
             )
-            print(halves[-1], flush=True)
+            print(quarters[-1], flush=True)
         about = local.describe()
     if arguments.json:
-        arguments.json.write_text(json.dumps({"model": msgspec.to_builtins(about), "halves": halves}, indent=1) + "\n")
+        arguments.json.write_text(
+            json.dumps({"model": msgspec.to_builtins(about), "quarters": quarters}, indent=1) + "\n"
+        )
     if shutil.which("llama-bench"):
         subprocess.run(
             ["llama-bench", "-m", str(find_or_fetch(arguments.model)), "-p", "512", "-n", "128"], check=False

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from headrace.cli.console import as_text, check_finite, note, picture_target, print_json
+from headrace.cli.load.command import serve
 from headrace.core.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ it streamed them. Its finished rows and padding cost it nothing here. With a
 backlog a dynamic batch is full at once and equals a static one."""
 
 bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+bench.command()(serve)
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
 

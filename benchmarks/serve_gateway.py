@@ -1,0 +1,153 @@
+"""The gateway's figures per CPU-second of its process, over a fake model that costs nothing, and its peers' beside it.
+
+Side by side in one run: the bare upstream, this gateway, and LiteLLM's proxy where `--litellm` names its command.
+Run from the repository's root: .venv/bin/python benchmarks/serve_gateway.py [--litellm PATH] [--json FILE]
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from serve_rig import FREE, fake_config, fresh_key, load, ms, say, server, tenant, verdict
+
+HERE = Path(__file__).resolve().parent
+UPSTREAM_PORT, LITELLM_PORT = 8771, 8772
+SHORT = ("--prompt", "20", "--output", "1")
+# A step every 20 ms gives each of the streams a token: steady streaming, as of a model under load. A stream takes two
+# seconds: several generations of them are counted.
+PACED = FREE | {"c0_s": 0.020}
+OPEN_STREAMS = 5000
+STREAMS = ("--users", "256", "--prompt", "20", "--output", "100", "--warmup", "3")
+
+
+@contextmanager
+def process(argv: list[str], url: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A server that answers at `url`."""
+    started = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"{url}/v1/models", timeout=2).close()
+                break
+            except urllib.error.HTTPError:
+                break
+            except OSError:
+                time.sleep(0.1)
+        yield started
+    finally:
+        started.terminate()
+        started.wait(30)
+
+
+def whole(name: str, url: str, key: str, *flags: str, seconds: float) -> dict[str, Any]:
+    """Requests/s with 64 at once, and the latency at 300/s."""
+    shared = (*SHORT, "--no-stream", "--duration", str(seconds), *flags)
+    full = load(url, key, *shared, "--users", "64")["runs"][0]
+    calm = load(url, key, *shared, "--rate", "300", "--constant")["runs"][0]
+    service = calm["overall"]["service_s"] or {"p50": 0.0, "p99": 0.0}
+    per_cpu_s = full["gateway"]["requests_per_cpu_s"] if full["gateway"] else None
+    say(f"{name}: requests/s with 64 at once", f"{full['overall']['finished_per_s']:,.0f}")
+    say(f"{name}: requests per CPU-second", "–" if per_cpu_s is None else f"{per_cpu_s:,.0f}")
+    say(f"{name}: latency at 300/s, p50 and p99", f"{ms(service['p50'])}, {ms(service['p99'])}")
+    return {"full": full, "calm": calm, "per_cpu_s": per_cpu_s, "p50_s": service["p50"], "p99_s": service["p99"]}
+
+
+def streamed(name: str, url: str, key: str, *flags: str, seconds: float) -> dict[str, Any]:
+    run = load(url, key, *STREAMS, "--duration", str(seconds), *flags)["runs"][0]
+    per_cpu_s = run["gateway"]["frames_per_cpu_s"] if run["gateway"] else None
+    say(f"{name}: frames/s", f"{run['frames_per_s']:,.0f}")
+    say(f"{name}: frames per CPU-second", "–" if per_cpu_s is None else f"{per_cpu_s:,.0f}")
+    say(
+        f"{name}: time between tokens, p50 and p99",
+        f"{ms(run['overall']['itl_s']['p50'])}, {ms(run['overall']['itl_s']['p99'])}",
+    )
+    return {"run": run, "per_cpu_s": per_cpu_s}
+
+
+def measure_upstream(seconds: float) -> dict[str, Any]:
+    url = f"http://127.0.0.1:{UPSTREAM_PORT}"
+    argv = [sys.executable, str(HERE / "serve_upstream.py"), "--port", str(UPSTREAM_PORT)]
+    with process(argv, url):
+        found = {"whole": whole("bare upstream", url, "none", seconds=seconds)}
+    with process([*argv, "--gap-ms", "20"], url):
+        return found | {"streamed": streamed("bare upstream", url, "none", seconds=seconds)}
+
+
+def measure_headrace(seconds: float) -> dict[str, Any]:
+    with server(fake_config(FREE)) as one:
+        found = {"whole": whole("headrace", one.url, one.key, seconds=seconds)}
+    with server(fake_config(PACED)) as one:
+        return found | {"streamed": streamed("headrace", one.url, one.key, seconds=seconds)}
+
+
+def measure_open_streams() -> float:
+    """Bytes of the gateway for each of many streams that are open at once, most of the time silent."""
+    key = fresh_key()
+    slow = FREE | {"c0_s": 0.5}
+    config = fake_config(slow, slots=4096, blocks=65_536, workers=2, more=tenant("crowd", key, 'tier = "batch"'))
+    with server(config) as one:
+        # They come within 20 seconds and last 30: all are open at once.
+        lengths = ("--prompt", "16", "--output", "60", "--warmup", "0")
+        run = load(one.url, key, *lengths, "--rate", "250", "--constant", "--requests", str(OPEN_STREAMS))["runs"][0]
+    gateway = run["gateway"]
+    finished = run["overall"]["states"].get("finished", 0)
+    each = (gateway["peak_rss_bytes"] - gateway["rss_bytes"][0]) / OPEN_STREAMS
+    say(f"headrace: {finished:,} of {OPEN_STREAMS:,} open streams finished, memory for each", f"{each / 1024:,.1f} KiB")
+    return each if finished == OPEN_STREAMS else float("inf")
+
+
+def measure_litellm(command: str, seconds: float) -> dict[str, Any]:
+    url, upstream = f"http://127.0.0.1:{LITELLM_PORT}", f"http://127.0.0.1:{UPSTREAM_PORT}"
+    bare = [sys.executable, str(HERE / "serve_upstream.py"), "--port", str(UPSTREAM_PORT)]
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder, "litellm.yaml")
+        entry = {"model": "openai/m", "api_base": f"{upstream}/v1", "api_key": "none"}
+        config.write_text(json.dumps({"model_list": [{"model_name": "m", "litellm_params": entry}]}))
+        argv = [command, "--config", str(config), "--port", str(LITELLM_PORT), "--num_workers", "1"]
+        for way, more in ((whole, []), (streamed, ["--gap-ms", "20"])):
+            with process([*bare, *more], upstream), process(argv, url) as proxy:
+                flags = ("--no-ignore-eos", "--model", "m", "--pid", str(proxy.pid))
+                found[way.__name__] = way("LiteLLM", url, "none", *flags, seconds=seconds)
+    return found
+
+
+def main(litellm: str | None, seconds: float) -> tuple[bool, dict[str, Any]]:
+    found = {"upstream": measure_upstream(seconds), "headrace": measure_headrace(seconds)}
+    each = found["headrace"]["open_stream_bytes"] = measure_open_streams()
+    if litellm is not None:
+        found["litellm"] = measure_litellm(litellm, seconds)
+    ours, bare = found["headrace"], found["upstream"]
+    rate, frames = ours["whole"]["per_cpu_s"] or 0.0, ours["streamed"]["per_cpu_s"] or 0.0
+    over = {name: ours["whole"][name] - bare["whole"][name] for name in ("p50_s", "p99_s")}
+    gap_s = ours["streamed"]["run"]["overall"]["itl_s"]["p99"] - PACED["c0_s"]
+    met = [
+        verdict(rate >= 1000, f"{rate:,.0f} requests per CPU-second of the gateway", "1,000"),
+        verdict(over["p50_s"] <= 1.5e-3, f"at 300/s p50 over the bare upstream's: {ms(over['p50_s'])}", "1.5 ms"),
+        verdict(over["p99_s"] <= 5e-3, f"at 300/s p99 over the bare upstream's: {ms(over['p99_s'])}", "5 ms"),
+        verdict(frames >= 15_000, f"{frames:,.0f} frames per CPU-second of the gateway", "15,000"),
+        verdict(each <= 50 << 10, f"{each / 1024:,.1f} KiB for each of {OPEN_STREAMS:,} open streams", "50 KiB"),
+        verdict(gap_s <= 5e-3, f"p99 between tokens over a step: {ms(gap_s)}", "5 ms"),
+    ]
+    return all(met), found
+
+
+if __name__ == "__main__":
+    flags = argparse.ArgumentParser(description=__doc__)
+    flags.add_argument("--litellm", help="the litellm command of an environment that has its proxy")
+    flags.add_argument("--seconds", type=float, default=10.0)
+    flags.add_argument("--json", type=Path, help="where to keep every figure")
+    given = flags.parse_args()
+    ok, figures = main(given.litellm, given.seconds)
+    if given.json is not None:
+        given.json.write_text(json.dumps(figures, indent=1) + "\n")
+    sys.exit(0 if ok else 1)

@@ -1,0 +1,117 @@
+"""What the serve_*.py benchmarks share: a server of their own, the load tool, and words for what must hold.
+
+A server is started by `headrace serve` on a free port with a configuration given here, in a folder that is thrown
+away; a load is one `headrace bench serve --json` in a process of its own, so that neither disturbs the other's loop.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HEADRACE = str(Path(sys.executable).with_name("headrace"))
+# Steps that take no time worth speaking of: what is left is everything but the model.
+FREE = {"c0_s": 1e-5, "c_in_s": 0.0, "c_out_s": 1e-7, "c_kv_s": 0.0, "c_att_s": 0.0}
+
+
+class Server(NamedTuple):
+    url: str
+    key: str
+    pid: int
+
+    def get(self, path: str) -> str:
+        request = urllib.request.Request(self.url + path, headers={"authorization": f"Bearer {self.key}"})
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return reply.read().decode()
+
+    def gauge(self, name: str) -> float:
+        """The sum of a metric over its labels."""
+        lines = self.get("/metrics").splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+
+
+def fake_config(
+    profile: dict[str, float], *, slots: int = 256, blocks: int = 32_768, workers: int = 1, more: str = ""
+) -> str:
+    costs = "\n".join(f"{name} = {value!r}" for name, value in profile.items())
+    return f"""{more}
+[[models]]
+name = "fake"
+runner = "fake"
+workers = {workers}
+[models.fake]
+slots = {slots}
+blocks = {blocks}
+[models.fake.profile]
+{costs}
+"""
+
+
+def tenant(name: str, key: str, more: str = "") -> str:
+    return f'[[tenants]]\nname = "{name}"\nkeys = ["{hashlib.sha256(key.encode()).hexdigest()}"]\n{more}\n'
+
+
+def fresh_key() -> str:
+    return f"hr-{secrets.token_urlsafe(24)}"
+
+
+def with_variable(name: str, value: str) -> dict[str, str]:
+    return os.environ | {name: value}  # noqa: TID251 (this is the composition root)
+
+
+@contextmanager
+def server(config: str) -> Iterator[Server]:
+    """A server that is ready. Raises CalledProcessError if it does not stop cleanly."""
+    key = fresh_key()
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+        path = Path(folder, "headrace.toml")
+        path.write_text(config)
+        argv = [HEADRACE, "serve", "--config", str(path), "--port", "0", "--json"]
+        environment = with_variable("HEADRACE_LOCAL_KEY", key)
+        with Path(folder, "log").open("w+") as log:
+            process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+            assert process.stdout is not None
+            try:
+                line = process.stdout.readline()
+                if not line:
+                    sys.exit(f"the server did not start: {Path(log.name).read_text()}")
+                yield Server(json.loads(line)["url"], key, process.pid)
+            finally:
+                process.send_signal(signal.SIGTERM)
+                process.communicate(timeout=60)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, argv)
+
+
+def load(url: str, key: str, *flags: str) -> dict[str, Any]:
+    """The report of one load. A broken promise (exit code 1) is told and kept: the caller judges."""
+    argv = [HEADRACE, "bench", "serve", "--url", url, "--json", *flags]
+    done = subprocess.run(
+        argv, stdout=subprocess.PIPE, text=True, env=with_variable("HEADRACE_API_KEY", key), check=False
+    )
+    report: dict[str, Any] = json.loads(done.stdout)
+    if "error" in report:
+        sys.exit(f"the load failed: {report['error']['message']}")
+    return report
+
+
+def say(what: str, figure: str) -> None:
+    print(f"{what:<64} {figure}", flush=True)
+
+
+def verdict(met: bool, told: str, target: str) -> bool:
+    print(f"{'met    ' if met else 'NOT met'} {told} (target: {target})", flush=True)
+    return met
+
+
+def ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.2f} ms"
