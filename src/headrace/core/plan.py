@@ -99,6 +99,13 @@ class RowStatus:
     FAILED = 4
 
     NAMES = ("ok", "not_finite", "out_of_range", "mask", "failed")
+    WORDS = (
+        "",
+        "the model's scores are not finite",
+        "the model gave an id outside its vocabulary",
+        "no token may come next: the reply's grammar and the other limits on its tokens allow none together",
+        "its row of the step failed",
+    )
 
 
 class Scores(Struct, frozen=True):

@@ -92,8 +92,8 @@ class Applier:
                     self._refund(sequence, flight.charge_s(row))
             elif not sound[row]:
                 status = int(result.statuses[row]) or RowStatus.OUT_OF_RANGE
-                name = RowStatus.NAMES[min(status, RowStatus.FAILED)]
-                state.end(sequence, Outcome.FAILED, name, now_s, f"the row failed: {name}")
+                status = min(status, RowStatus.FAILED)
+                state.end(sequence, Outcome.FAILED, RowStatus.NAMES[status], now_s, RowStatus.WORDS[status])
             elif flight.plan.samples[row]:
                 token = int(result.tokens[row])
                 late.append((sequence, token))

@@ -98,20 +98,20 @@ class GrammarDesk:
 
     async def check(self, grammar: Grammar, param: str = "response_format") -> None:
         """InvalidInput, naming `param`, unless the grammar compiles within the limits."""
+        check_size(grammar, param)
         key = self._recall(grammar)
         if key is None:
             return
-        check_size(grammar, param)
         await self._pool.call(
             "validate", grammar, bool, subject=SUBJECTS[grammar.kind], param=param, limit_s=self._limit_s
         )
         self._remember(key)
 
     def check_sync(self, grammar: Grammar, param: str = "response_format") -> None:
+        check_size(grammar, param)
         key = self._recall(grammar)
         if key is None:
             return
-        check_size(grammar, param)
         self._pool.call_sync(
             "validate", grammar, bool, subject=SUBJECTS[grammar.kind], param=param, limit_s=self._limit_s
         )
