@@ -25,6 +25,7 @@ from headrace.worker.links import Links
 from headrace.worker.mounting import Mount, MountedModel
 from headrace.worker.outbox import DEFAULT_BYTES
 from headrace.worker.probe import golden_probe
+from headrace.worker.promises import fit_targets
 from headrace.worker.turns import TurnLoop
 from headrace.worker.warmup import measure_profile
 from headrace.worker.watchdog import LOOK_S, Watchdog, WatchedRunner
@@ -211,7 +212,8 @@ class WorkerHost:
         self._check_leaving()
         self.lifecycle.enter(WorkerState.WARMING, "timing steps")
         if not mounted.is_measured:
-            config = replace(config, profile=measure_profile(runner, config))
+            profile = measure_profile(runner, config)
+            config = replace(config, profile=profile, targets=fit_targets(config.targets, profile))
         self._check_leaving()
         self._watched = WatchedRunner(self._delayed(runner), self._clock)
         engine = Engine(config, self._watched, mounted.matchers)
