@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from headrace.core.caller import Caller
 from headrace.core.config import TenantEntry
-from headrace.core.errors import InvalidInput
 from headrace.core.request import Tier
 
 MAX_KEY_BYTES = 512
@@ -19,7 +18,7 @@ def hash_key(key: str) -> str:
 
 
 class KeyRing:
-    """Who has which key. `replace` swaps all of them at once, and keeps the old ones where the new are wrong."""
+    """Who has which key. `replace` swaps all of them at once. Entries are of a configuration that was checked."""
 
     __slots__ = ("_callers",)
 
@@ -43,20 +42,8 @@ class KeyRing:
 
 
 def _callers_of(entries: Iterable[TenantEntry]) -> dict[str, tuple[str, Caller]]:
-    callers: dict[str, tuple[str, Caller]] = {}
-    names: set[str] = set()
-    for entry in entries:
-        if entry.name in names:
-            raise InvalidInput(f"tenant {entry.name} is there twice", param="tenants")
-        names.add(entry.name)
-        if entry.tier.upper() not in Tier.__members__:
-            raise InvalidInput(f"tenant {entry.name}: no such tier", param="tier")
-        for given in entry.keys:
-            digest = given.lower()
-            if len(digest) != 64 or set(digest) - set("0123456789abcdef"):
-                raise InvalidInput(f"tenant {entry.name}: a key is given as its SHA-256 in hex", param="keys")
-            if digest in callers:
-                raise InvalidInput(f"tenant {entry.name}: one of its keys is there twice", param="keys")
-            caller = Caller(entry.name, Tier[entry.tier.upper()], digest[:_KEY_ID_CHARS], frozenset(entry.scopes))
-            callers[digest] = (digest, caller)
-    return callers
+    return {
+        key: (key, Caller(entry.name, Tier[entry.tier.upper()], key[:_KEY_ID_CHARS], frozenset(entry.scopes)))
+        for entry in entries
+        for key in entry.keys
+    }

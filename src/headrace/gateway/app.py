@@ -29,6 +29,8 @@ from headrace.telemetry.metrics import Metrics, Sample
 # What the path of a request may hold.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:@+~-]{1,128}")
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9, _-]{1,1000}")
+# Any of them: a proxy sent this.
+_FORWARDED = frozenset({"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"})
 _METRICS_SCOPE = "metrics"
 _CLOSE: Mapping[str, str] = {"connection": "close"}
 _NONE: Mapping[str, str] = {}
@@ -215,4 +217,4 @@ def _cors_headers(origin: str) -> list[tuple[bytes, bytes]]:
 
 def _is_forwarded(headers: Mapping[str, str]) -> bool:
     """A proxy on this machine speaks for somebody who may be anywhere."""
-    return "x-forwarded-for" in headers or "forwarded" in headers
+    return not _FORWARDED.isdisjoint(headers)

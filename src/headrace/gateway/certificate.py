@@ -26,7 +26,7 @@ class Certificate:
         try:
             # Tried apart: a context that was given half of a pair would answer nobody.
             _load(*self._paths)
-            self.context.load_cert_chain(*self._paths)
+            self.context.load_cert_chain(*self._paths, password=_no_password)
         except (OSError, ssl.SSLError) as error:
             _LOG.error("the new TLS files cannot be used, the old ones stay: %s", error)
             return False
@@ -55,5 +55,10 @@ def _load(cert: Path, key: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    context.load_cert_chain(cert, key)
+    context.load_cert_chain(cert, key, password=_no_password)
     return context
+
+
+def _no_password() -> str:
+    """Without this a terminal would be asked, and the loop wait for it."""
+    raise ssl.SSLError("the key is encrypted: give one that is not")

@@ -1,9 +1,12 @@
-"""What every request of one gateway shares. Owns nothing but the references; a reload replaces `config`."""
+"""What every request of one gateway shares. Owns the way to do what takes long beside the loop; else references only.
+
+A reload replaces `config`.
+"""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from headrace.core.config import GatewayConfig
 from headrace.core.ports import Clock
@@ -11,6 +14,11 @@ from headrace.core.stages import Stage, StageClock
 from headrace.gateway.pulse import Pulse
 from headrace.streams.journal import Stream
 from headrace.telemetry.metrics import Metrics
+
+P = ParamSpec("P")
+T = TypeVar("T")
+# Threads that work at once on what is large: they share the interpreter with the loop.
+MAX_LARGE = 1
 
 
 class StreamOwner(Protocol):
@@ -37,6 +45,12 @@ class Context:
     # The OpenAPI document as it is sent.
     document: bytes = b""
     is_draining: bool = False
+    large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LARGE))
+
+    async def beside(self, make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Have something large made in a thread, after what is large already."""
+        async with self.large:
+            return await asyncio.to_thread(make, *args, **kwargs)
 
     async def delay(self, stage: Stage) -> None:
         if self.inject:

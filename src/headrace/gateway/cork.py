@@ -12,16 +12,18 @@ _INTERIM = b"HTTP/1.1 100"
 
 
 class Corked:
-    """Stands for the transport it is given, in all but writing."""
+    """Stands for the transport it is given, in all but writing. `written_bytes` is what was given to it."""
 
-    __slots__ = ("_held", "_transport", "is_closing")
+    __slots__ = ("_held", "_transport", "is_closing", "written_bytes")
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._held = b""
+        self.written_bytes = 0
         self.is_closing = transport.is_closing
 
     def write(self, data: bytes) -> None:
+        self.written_bytes += len(data)
         if self._held:
             held, self._held = self._held, b""
             self._transport.write(held + data)

@@ -163,8 +163,9 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def stream(self, stream: Stream) -> None:
-        """Answer with the stream as server-sent events, until its terminal frame or until the client is gone."""
+    async def stream(self, stream: Stream, *, is_scored: bool = False) -> None:
+        """Answer with the stream as server-sent events, until its terminal frame or until the client is gone.
+        `is_scored`: with log-probabilities, so that a frame may be large."""
         self._streamed = stream
         peer = self._peer()
         sender = Sender(
@@ -176,6 +177,7 @@ class Exchange:
             start=self._start_events,
             abort=self._abort,
             grace_s=self._grace_s(self.context.config.disconnect_grace_s),
+            is_scored=is_scored,
         )
         self._sender = sender
         try:

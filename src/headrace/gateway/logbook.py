@@ -1,11 +1,13 @@
 """One line per request, and one traceback per failure of ours. Owns what is written and how it is made harmless.
 
-No prompt, no key, no query string.
+No prompt, no key, no query string. Of requests without a key only so many a second, so that strangers cannot fill
+a disk.
 """
 
 import logging
 from typing import TYPE_CHECKING
 
+from headrace.telemetry.log import STRANGERS_PER_S, Allowance
 from headrace.telemetry.metrics import Sample
 
 if TYPE_CHECKING:
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("headrace.gateway")
 _MAX_CHARS = 200
+_STRANGERS = Allowance(STRANGERS_PER_S)
 
 
 def escape(text: str) -> str:
@@ -25,6 +28,12 @@ def log_request(exchange: "Exchange", sample: Sample) -> None:
     if not _LOG.isEnabledFor(logging.INFO):
         return
     caller = exchange.caller
+    if caller is None:
+        num_left_out = _STRANGERS.take(exchange.context.clock.now_s())
+        if num_left_out is None:
+            return
+        if num_left_out:
+            _LOG.info("%d more requests without a key are not shown", num_left_out)
     _LOG.info(
         "%s %s %d %.1f ms id=%s tenant=%s key=%s tokens=%d+%d",
         escape(exchange.method),

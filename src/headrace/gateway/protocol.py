@@ -1,5 +1,6 @@
-"""A connection of uvicorn's, fenced in. Owns the limits that hold before any request exists: how long one may take to
-arrive, how many headers it has and how long they are, how its body is cut into pieces.
+"""A connection of uvicorn's, fenced in. Owns the limits that hold whatever is asked: how long a request may take to
+arrive, how many headers it has and how long they are, how its body is cut into pieces, how long an answer may lie
+unread. Offers to upgrade to another protocol are not taken.
 
 Knows no route and no key. What it refuses it answers in the shape of the catalogue, and closes.
 """
@@ -10,6 +11,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
+import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -28,6 +30,10 @@ _SLACK_BYTES = 64 << 10
 # How long, and for how much more, a refused client is listened to, so that what it was told reaches it.
 _LINGER_S = 1.0
 _LINGER_BYTES = 16 << 20
+# Of an answer that lies unread, within `max_unread_s`.
+_MIN_TAKEN_BYTES = 64 << 10
+# What an offer of HTTP/2 puts beside `upgrade` into Connection; both are between this connection's ends.
+_OFFERS = frozenset({b"upgrade", b"http2-settings"})
 
 
 class FencedProtocol(HttpToolsProtocol):
@@ -54,6 +60,11 @@ class FencedProtocol(HttpToolsProtocol):
         # Whether `cycle` answers the message that is coming in, not an earlier one.
         self._has_cycle = False
         self._is_refused = False
+        self._is_offer = False
+        self._has_eof = False
+        # Since when something lies unsent, and how much the client must have taken to be given more time.
+        self._unsent_s: float | None = None
+        self._goal_bytes = 0
         self._num_headers = 0
         self._header_bytes = 0
         self._wire_bytes = 0
@@ -72,11 +83,25 @@ class FencedProtocol(HttpToolsProtocol):
         # What waits behind another request on this connection will never be asked for again.
         self.pipeline.clear()
 
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """A client that closed and one that has only said all look alike until something is sent to them. What is
+        answered at once is sent; what waits for a worker is not, since for those that left it must end at once."""
+        is_open = self.cycle is not None and not self.cycle.response_complete
+        if self._is_begun or not is_open or self._on_lost is not None or self.scheme != "http":
+            return None
+        self._has_eof = True
+        self.cycle.keep_alive = False
+        return True
+
     def watch(self, on_lost: Callable[[], None] | None) -> None:
         """Call it when the connection is lost: at once where it is lost already."""
         self._on_lost = on_lost
-        if on_lost is not None and self.transport.is_closing():
+        if on_lost is None:
+            return
+        if self.transport.is_closing():
             on_lost()
+        elif self._has_eof:
+            self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -86,7 +111,8 @@ class FencedProtocol(HttpToolsProtocol):
             if self._wire_bytes > _LINGER_BYTES:
                 self.transport.abort()
             return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._feed(data)
         if self._is_refused or self.transport.is_closing():
             return
         if self._in_head:
@@ -97,6 +123,31 @@ class FencedProtocol(HttpToolsProtocol):
                 self._refuse(_headers_too_large(self._limits))
         elif self._wire_bytes > 2 * self._limits.max_body_bytes + _SLACK_BYTES:
             self._refuse(TooLarge("The body is too long."))
+
+    def _feed(self, data: bytes) -> None:
+        """The parser stops at an offer to upgrade as if its body were of the other protocol. So such a request is
+        parsed again without the offer, and what follows is its body."""
+        rest = memoryview(data)
+        try:
+            while True:
+                try:
+                    return self.parser.feed_data(rest)
+                except httptools.HttpParserUpgrade as offer:
+                    rest = rest[offer.args[0] :]
+                    self.parser.feed_data(self._without_offer())
+        except httptools.HttpParserError:
+            self.send_400_response(_MALFORMED)
+
+    def _without_offer(self) -> bytes:
+        """The head of the request that was parsed last."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                value = b", ".join(token for token in value.split(b",") if token.strip().lower() not in _OFFERS)
+            if name not in _OFFERS:
+                lines.append(b"%b: %b" % (name, value))
+        return b"\r\n".join((*lines, b"", b""))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -130,6 +181,13 @@ class FencedProtocol(HttpToolsProtocol):
         for name, value in self.headers:
             if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
                 raise InvalidInput(_MALFORMED)
+        if self.parser.get_http_version() == "1.1" and not any(name == b"host" for name, _ in self.headers):
+            raise InvalidInput(_MALFORMED)
+        self._is_offer = self.parser.should_upgrade()
+        if self._is_offer:
+            if self.parser.get_method() == b"CONNECT":
+                raise InvalidInput(_MALFORMED)
+            return
         super().on_headers_complete()
         self._has_cycle = True
 
@@ -144,6 +202,8 @@ class FencedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._is_offer:
+            return
         super().on_message_complete()
         self._in_head, self._is_begun, self._has_cycle = True, False, False
         self._wire_bytes = 0
@@ -160,8 +220,19 @@ class FencedProtocol(HttpToolsProtocol):
         """uvicorn calls this for whatever its parser refuses."""
         self._refuse(self._refusal or InvalidInput(_MALFORMED))
 
-    def _unsupported_upgrade_warning(self) -> None:
-        """Nothing is upgraded here; the request is answered as it stands."""
+    def check_unsent(self, now_s: float) -> None:
+        """Cut a connection whose client does not take what it was sent; to be called every now and then. An answer
+        that watches its client has a bound of its own."""
+        unsent_bytes = self.transport.get_write_buffer_size()
+        if not unsent_bytes or self._on_lost is not None:
+            self._unsent_s = None
+            return
+        taken_bytes = self.transport.written_bytes - unsent_bytes  # type: ignore[attr-defined]
+        if self._unsent_s is None or taken_bytes >= self._goal_bytes:
+            self._unsent_s = now_s
+            self._goal_bytes = taken_bytes + min(unsent_bytes, _MIN_TAKEN_BYTES)
+        elif now_s - self._unsent_s > self._context.config.max_unread_s:
+            self.transport.abort()
 
     def _arm(self) -> None:
         self._deadline = self.loop.call_later(self._context.config.receive_s, self._expire)

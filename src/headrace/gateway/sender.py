@@ -7,6 +7,8 @@ waits for the first frame, so that what fails before it is an answer with a stat
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from msgspec.structs import replace
+
 from headrace.core.stages import Stage, StageClock
 from headrace.gateway.context import Context, StreamOwner
 from headrace.gateway.errors import StreamFailed, failure_of
@@ -18,6 +20,8 @@ from headrace.streams.record import Ending, Failure, Record, Usage
 PING = b": ping\n\n"
 # A reader that finds more records than this at once lags: it gets them as one frame.
 MAX_FRAMES_PER_WRITE = 8
+# Scores, each with its alternatives, that are worded within a millisecond or two; more are in a thread.
+LARGE_FRAME = 1000
 # How long an error frame may take to leave before the connection is cut.
 LAST_WORDS_S = 2.0
 UNREAD = Failure("client_too_slow", "The client did not read its stream in time.", 408)
@@ -25,8 +29,8 @@ UNREAD = Failure("client_too_slow", "The client did not read its stream in time.
 
 class Sender:
     __slots__ = (
-        "_abort", "_context", "_failed_s", "_failure", "_grace_s", "_is_started", "_paused_s", "_peer", "_reader",
-        "_send", "_service", "_stages", "_start", "_stream", "_wrote_s", "first_s", "last_s",
+        "_abort", "_context", "_failed_s", "_failure", "_grace_s", "_is_scored", "_is_started", "_paused_s", "_peer", "_reader",
+        "_send", "_service", "_stages", "_start", "_stream", "_writing_s", "_wrote_s", "first_s", "last_s",
     )  # fmt: skip
 
     def __init__(
@@ -40,6 +44,7 @@ class Sender:
         start: Callable[[], Awaitable[None]],
         abort: Callable[[], None],
         grace_s: float,
+        is_scored: bool = False,
     ) -> None:
         """`start` sends the status line and headers, `abort` cuts the connection."""
         self._stream = stream
@@ -51,12 +56,15 @@ class Sender:
         self._start = start
         self._abort = abort
         self._grace_s = grace_s
+        self._is_scored = is_scored
         self._reader = Reader(stream)
         self._is_started = False
         self._failure: Failure | None = None
         self._failed_s = 0.0
         self._paused_s: float | None = None
         self._wrote_s = context.clock.now_s()
+        # Since when a write waits for the client to take what it was sent before.
+        self._writing_s: float | None = None
         # When the first and the last of what the model said was taken by the transport.
         self.first_s: float | None = None
         self.last_s: float | None = None
@@ -81,11 +89,11 @@ class Sender:
             self._context.pulse.discard(self)
 
     async def _pump(self) -> None:
-        reader, peer = self._reader, self._peer
+        reader, peer, stream = self._reader, self._peer, self._stream
         while True:
             if peer.gone_s is not None:
                 return await self._outlive(peer.gone_s)
-            if self._failure is not None:
+            if self._failure is not None and (stream.ending is None or stream.ending.failure is not None):
                 return await self._end_with(self._failure)
             records = reader.take()
             if records:
@@ -95,21 +103,17 @@ class Sender:
             elif self._context.clock.now_s() - self._wrote_s >= self._context.config.heartbeat_s:
                 await self._write(PING)
             else:
-                await peer.wait(self._stream)
+                await peer.wait(stream)
 
     async def _write_records(self, records: list[Record]) -> None:
-        stream = self._stream
         coalesce_s = self._context.config.coalesce_s
         if coalesce_s > 0.0:
             records = await self._gather(records, coalesce_s)
-        frame = stream.dialect.frame
         is_last = records[-1].ending is not None
-        if len(records) == 1:
-            data = frame(records[0])
-        elif len(records) > MAX_FRAMES_PER_WRITE or coalesce_s > 0.0:
-            data = self._merged(records, is_last)
+        if self._is_scored and _num_scores(records) > LARGE_FRAME:
+            data = await self._context.beside(self._worded, records)
         else:
-            data = b"".join([frame(record) for record in records])
+            data = self._worded(records)
         if is_last:
             await self._enter_client(records)
         elif self.first_s is None:
@@ -121,12 +125,16 @@ class Sender:
             self.last_s = self._wrote_s
             self.first_s = self.first_s or self._wrote_s
 
-    def _merged(self, records: list[Record], is_last: bool) -> bytes:
-        """The ending stays a frame of its own."""
+    def _worded(self, records: list[Record]) -> bytes:
+        """Frames of their own, or one where the reader lags; the ending always is one."""
         frame = self._stream.dialect.frame
-        if not is_last:
+        if len(records) == 1:
+            return frame(records[0])
+        if len(records) <= MAX_FRAMES_PER_WRITE and self._context.config.coalesce_s <= 0.0:
+            return b"".join([frame(record) for record in records])
+        if records[-1].ending is None:
             return frame(merge(records))
-        return (frame(merge(records[:-1])) if len(records) > 1 else b"") + frame(records[-1])
+        return frame(merge(records[:-1])) + frame(records[-1])
 
     async def _gather(self, records: list[Record], coalesce_s: float) -> list[Record]:
         """What comes until the interval since the last write is over; the first and the last frame do not wait."""
@@ -145,19 +153,24 @@ class Sender:
         await self._context.delay(Stage.CLIENT)
 
     async def _write(self, data: bytes, *, more: bool = True) -> None:
+        self._writing_s = self._context.clock.now_s()
         if not self._is_started:
             self._is_started = True
             await self._start()
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self._writing_s = None
         self._wrote_s = self._context.clock.now_s()
 
     async def _end_with(self, failure: Failure) -> None:
-        """The one terminal frame of a stream that this end broke off."""
+        """The terminal frame of a stream that this end broke off: the journal's ending with its number, in the words
+        of the cause. What was not read before it is left out."""
         self._stages.enter(Stage.CLIENT, self._context.clock.now_s())
         if not self._is_started:
             raise StreamFailed(failure)
-        number = self._reader.cursor + 1
-        await self._write(self._stream.dialect.frame(Record(number, ending=Ending(Usage(), failure))), more=False)
+        records = self._stream.records
+        ended = records[-1] if self._stream.is_ended else Record(len(records) + 1)
+        ending = replace(ended.ending or Ending(Usage()), failure=failure)
+        await self._write(self._stream.dialect.frame(replace(ended, ending=ending)), more=False)
 
     async def _outlive(self, gone_s: float) -> None:
         """Nobody reads any more: the stream goes on for its grace, then it is cancelled."""
@@ -182,6 +195,8 @@ class Sender:
 
     def _bound_unread(self, now_s: float) -> None:
         config = self._context.config
+        if self._writing_s is not None and now_s - self._writing_s > config.max_unread_s:
+            return self.fail(UNREAD)
         unread_bytes = self._reader.unread_bytes
         if self._paused_s is None:
             if unread_bytes > config.max_unread_bytes:
@@ -200,3 +215,9 @@ class Sender:
             self._failed_s = self._context.clock.now_s()
             self._service.cancel(self._stream, failure.code)
             self._peer.wake()
+
+
+def _num_scores(records: list[Record]) -> int:
+    return sum(
+        len(part.scores) * (1 + len(part.scores[-1].top)) for record in records for part in record.parts if part.scores
+    )

@@ -5,23 +5,32 @@ Signals are the caller's: it sets `stop`.
 
 import asyncio
 import contextlib
-import math
 import socket
 from collections.abc import Generator, Sequence
+from time import monotonic
 
 import uvicorn
 
 from headrace.core.config import GatewayConfig
 from headrace.gateway.app import Gateway
 from headrace.gateway.certificate import Certificate
-from headrace.gateway.protocol import fenced
+from headrace.gateway.protocol import FencedProtocol, fenced
 
 KEEP_ALIVE_S = 75
-# After the grace: for the last words of what was still open.
-_CLOSING_S = 3.0
+UNSENT_PULSE_S = (0.05, 2.0)
 
 
 class _Server(uvicorn.Server):
+    async def watch_unsent(self, config: GatewayConfig) -> None:
+        """Until cancelled. A connection outlives its answer, and may wait to be closed until its client has read."""
+        least_s, most_s = UNSENT_PULSE_S
+        while True:
+            await asyncio.sleep(min(max(config.max_unread_s / 4, least_s), most_s))
+            now_s = monotonic()
+            for connection in tuple(self.server_state.connections):
+                if isinstance(connection, FencedProtocol):
+                    connection.check_unsent(now_s)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
@@ -40,7 +49,7 @@ async def serve(
     if config.tls_cert is not None and config.tls_key is not None:
         certificate = Certificate(config.tls_cert, config.tls_key)
     server = _Server(_uvicorn_config(app, config, certificate))
-    tasks = [asyncio.create_task(app.context.pulse.run())]
+    tasks = [asyncio.create_task(app.context.pulse.run()), asyncio.create_task(server.watch_unsent(config))]
     if certificate is not None:
         tasks.append(asyncio.create_task(certificate.watch()))
     running = asyncio.create_task(server.serve(list(sockets)))
@@ -79,7 +88,7 @@ def _uvicorn_config(app: Gateway, config: GatewayConfig, certificate: Certificat
         server_header=False,
         backlog=2048,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=math.ceil(config.drain_s + _CLOSING_S),
+        timeout_graceful_shutdown=config.closing_s,
     )
     if certificate is not None:
         context = certificate.context

@@ -24,6 +24,7 @@ class Life:
         "_num_admitted",
         "attempts",
         "caller",
+        "chains",
         "counts",
         "failure",
         "first_s",
@@ -57,6 +58,8 @@ class Life:
         self.itl_s: float | None = None
         self.failure: Failure | None = None
         self.num_prompt_tokens = 0
+        # By root and block size: the block hashes of each prompt, by the `id` of who holds it.
+        self.chains: dict[tuple[bytes, int], dict[int, tuple[bytes, ...]]] = {}
         self._before_s = 0.0
         self._num_admitted = 0
         self._admission: asyncio.Future[None] | None = None
@@ -68,6 +71,10 @@ class Life:
     @property
     def has_spoken(self) -> bool:
         return any(voice.choice.num_tokens for voice in self.voices)
+
+    @property
+    def asks(self) -> list[Prepared]:
+        return [voice.prepared for voice in self.voices if voice.choice_of_ask == 0]
 
     def prepare(self, asks: Sequence[Prepared]) -> None:
         self.num_prompt_tokens = sum(len(prepared.prompt_ids) for prepared in asks)

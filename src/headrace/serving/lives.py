@@ -1,23 +1,25 @@
 """Everything that is being answered, by the keys that workers know it by. Takes their frames; decides no route.
 
-Owns the keys. One frame becomes at most one record per stream, and none where it shows nothing.
+Owns the keys. One frame becomes at most one record per stream, and none where it shows nothing. What goes wrong with
+one life ends that one: a frame is for all tenants.
 """
 
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from headrace.core.errors import HeadraceError, Unreachable
 from headrace.core.event import Outcome
-from headrace.core.messages import End, Frame, GrammarText, Refusal, ScoreTable
+from headrace.core.messages import End, Frame, GrammarText, Refusal, ScoreTable, SubmitPart
 from headrace.core.ports import Clock
 from headrace.core.request import Request
 from headrace.serving.failures import WORKER_LOST, error_of, failure_of, failure_of_end
 from headrace.serving.life import Life
 from headrace.serving.replica_table import ReplicaEnd
 from headrace.serving.voice import Voice
-from headrace.streams.record import Alternative, Failure, Part
+from headrace.streams.record import Alternative, Ending, Failure, Part, Usage
 
 log = logging.getLogger("headrace.serving")
 
@@ -45,14 +47,19 @@ class Lives:
     def num_voices(self) -> int:
         return len(self._voices)
 
-    def submit(self, voice: Voice, replica: ReplicaEnd, request: Request) -> None:
-        """Raises Unreachable; then the voice is as it was."""
-        grammar = voice.prepared.grammar
-        key = next(self._keys)
-        replica.submit(key, request, None if grammar is None else GrammarText(grammar.kind, grammar.source))
-        voice.key = key
-        voice.replica = replica
-        self._voices[key] = voice
+    def submit(self, replica: ReplicaEnd, parts: Sequence[tuple[Sequence[Voice], Request]]) -> None:
+        """Voices of one life, as one: each part's share a request, in the order of their choices. Raises what the
+        replica does; then the voices are as they were."""
+        made = []
+        for voices, request in parts:
+            grammar = voices[0].prepared.grammar
+            text = None if grammar is None else GrammarText(grammar.kind, grammar.source)
+            made.append(SubmitPart(tuple(next(self._keys) for _ in voices), request, text))
+        replica.submit(*made)
+        for part, (voices, _) in zip(made, parts, strict=True):
+            for key, voice in zip(part.keys, voices, strict=True):
+                self._voices[key] = voice
+                voice.submitted(replica, key)
 
     def drop(self, life: Life) -> None:
         """Abort whatever of a life is with a worker, and forget its keys."""
@@ -80,7 +87,6 @@ class Lives:
             self._hand_out(frame.scores)
         ended = {end.key for end in frame.ended}
         said: dict[Life, list[Part]] = {}
-        broken: list[Life] = []
         for key, _, token in frame.rows() if frame.keys else ():
             voice = voices.get(key)
             if voice is None or voice.is_stopped:
@@ -89,26 +95,23 @@ class Lives:
                 if voice.first_s is None:
                     self._begin(voice, said, now_s)
                 is_telling = voice.hear(token)
+                if voice.choice.stopped:
+                    voice.is_stopped = True
+                    if key not in ended:
+                        voice.abort(voice.choice.num_tokens)
+                if is_telling and key not in ended:
+                    life = voice.life
+                    if life in said:
+                        said[life].append(voice.tell())
+                    else:
+                        said[life] = [voice.tell()]
             except Exception:
                 log.exception("a token of request %s could not be told", voice.life.stream.id)
-                broken.append(voice.life)
-                continue
-            if voice.choice.stopped:
-                voice.is_stopped = True
-                if key not in ended:
-                    voice.abort(voice.choice.num_tokens)
-            if is_telling and key not in ended:
-                life = voice.life
-                if life in said:
-                    said[life].append(voice.tell())
-                else:
-                    said[life] = [voice.tell()]
+                self._break(voice.life)
         if ended:
             self._take_ends(frame, said, now_s)
         else:
             self._tell(said, frame.step, now_s)
-        for life in broken:
-            self.fail(life, INTERNAL)
 
     def lost(self, replica: str, keys: Sequence[int]) -> None:
         found = [voice for key in keys if (voice := self._voices.pop(key, None)) is not None]
@@ -116,7 +119,8 @@ class Lives:
         for voice in found:
             by_life.setdefault(voice.life, []).append(voice)
         for life, voices in by_life.items():
-            self._lose(life, voices)
+            with self._guard(life):
+                self._lose(life, voices)
 
     def _begin(self, voice: Voice, said: dict[Life, list[Part]], now_s: float) -> None:
         """Its first token is here."""
@@ -129,8 +133,34 @@ class Lives:
 
     def _tell(self, said: dict[Life, list[Part]], step: int, now_s: float) -> None:
         for life, parts in said.items():
-            usage = life.usage() if life.counts else None
-            life.stream.append(parts, step=step, age_s=life.age_s(now_s), usage=usage)
+            if life.stream.is_ended:  # it broke in this frame
+                continue
+            try:
+                usage = life.usage() if life.counts else None
+                life.stream.append(parts, step=step, age_s=life.age_s(now_s), usage=usage)
+            except Exception:
+                log.exception("a step of request %s could not be told", life.stream.id)
+                self._break(life)
+
+    @contextmanager
+    def _guard(self, life: Life) -> Iterator[None]:
+        """What goes wrong in here ends this life alone."""
+        try:
+            yield
+        except Exception:
+            log.exception("something of request %s could not be told", life.stream.id)
+            self._break(life)
+
+    def _break(self, life: Life) -> None:
+        """Something of a reply is lost: it ends now, so that it cannot end as if it were whole."""
+        if life.refuse(HeadraceError(INTERNAL.message)):
+            return  # who opens it hears of it, and drops it
+        try:
+            self.fail(life, INTERNAL)
+        except Exception:
+            log.exception("request %s could not be ended as it should", life.stream.id)
+            if not life.stream.is_ended:
+                life.stream.end(Ending(Usage(), INTERNAL))
 
     def _take_ends(self, frame: Frame, said: dict[Life, list[Part]], now_s: float) -> None:
         over: list[tuple[Life, End]] = []
@@ -144,21 +174,25 @@ class Lives:
             if end.outcome is not Outcome.FINISHED and not voice.is_stopped:
                 failed.append((life, failure_of_end(end)))
                 continue
-            try:
+            with self._guard(life):
                 self._close(voice, end.reason, said, now_s)
-            except Exception:
-                log.exception("the end of request %s could not be told", life.stream.id)
-                failed.append((life, INTERNAL))
-                continue
-            if not life.left:
-                over.append((life, end))
+                if not life.left:
+                    over.append((life, end))
         self._tell(said, frame.step, now_s)
         for life, end in over:
-            self._end(life, end, now_s)
+            self._finish(life, end, now_s)
         for life, failure in failed:
-            if not life.stream.is_ended:
+            self._finish(life, failure, now_s)
+
+    def _finish(self, life: Life, how: End | Failure, now_s: float) -> None:
+        if life.stream.is_ended:
+            return
+        with self._guard(life):
+            if isinstance(how, End):
+                self._end(life, how, now_s)
+            else:
                 life.close(None, now_s)
-            self.fail(life, failure)
+                self.fail(life, how)
 
     def _close(self, voice: Voice, reason: str, said: dict[Life, list[Part]], now_s: float) -> None:
         finish = voice.close(reason)
@@ -183,12 +217,15 @@ class Lives:
             life.tell_end(self._clock.now_s())
 
     def _refuse(self, refusal: Refusal) -> None:
-        voice = self._voices.pop(refusal.key, None)
-        if voice is None:
+        """All keys of a refusal are of one life."""
+        voices = [voice for key in refusal.keys if (voice := self._voices.pop(key, None)) is not None]
+        if not voices:
             return
-        error = error_of(refusal)
-        if not voice.life.refuse(error):
-            self.fail(voice.life, failure_of(error))
+        life = voices[0].life
+        with self._guard(life):
+            error = error_of(refusal)
+            if not life.refuse(error):
+                self.fail(life, failure_of(error))
 
     def _lose(self, life: Life, voices: list[Voice]) -> None:
         now_s = self._clock.now_s()
@@ -222,10 +259,14 @@ class Lives:
             voice = self._voices.get(owner)
             if voice is None:
                 continue
-            data = voice.life.model.tokenizer.token_bytes
-            top = tuple(
-                Alternative(token, data(token), chance)
-                for token, chance in zip(ids, logprobs, strict=True)
-                if token >= 0
-            )
-            voice.score(position, logprob, top)
+            try:
+                data = voice.life.model.tokenizer.token_bytes
+                top = tuple(
+                    Alternative(token, data(token), chance)
+                    for token, chance in zip(ids, logprobs, strict=True)
+                    if token >= 0
+                )
+                voice.score(position, logprob, top)
+            except Exception:
+                log.exception("a score of request %s could not be told", voice.life.stream.id)
+                self._break(voice.life)

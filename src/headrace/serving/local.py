@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
-from headrace.core.errors import HeadraceError, InvalidInput
+from headrace.core.errors import InvalidInput
 from headrace.core.event import Ended, Outcome, StepFrame
 from headrace.core.hashing import chain_blocks, chain_root
 from headrace.core.plan import Scores
@@ -84,12 +84,16 @@ class LocalService:
 
     def submit(self, key: int, prepared: Prepared) -> None:
         """Start every choice of an ask under the caller's `key`. Refused as a whole or accepted as a whole."""
-        started: list[int] = []
+        hashes = chain_blocks(self._root, prepared.prompt_ids, self._block_size)
+        requests = [self._request(key, index, prepared, hashes) for index in range(prepared.ask.n)]
+        numbers = self._engine.submit_all(requests, self._clock.now_s())
         try:
-            for index in range(prepared.ask.n):
-                started.append(self._submit_choice(key, index, prepared))
+            for index, number in enumerate(numbers):
+                if prepared.grammar is not None:
+                    self._add_matcher(number, prepared.grammar)
+                self._streams[number] = _Stream(key, index, self._choice(prepared))
         except BaseException:
-            for number in started:
+            for number in numbers:
                 self._drop(number)
             raise
 
@@ -98,8 +102,8 @@ class LocalService:
         now_s = self._clock.now_s()
         return self._speak(self._engine.turn(now_s))
 
-    def _submit_choice(self, key: int, index: int, prepared: Prepared) -> int:
-        request = Request(
+    def _request(self, key: int, index: int, prepared: Prepared, hashes: tuple[bytes, ...]) -> Request:
+        return Request(
             request_id=f"{key}.{index}",
             tenant="local",
             prompt_ids=prepared.prompt_ids,
@@ -110,29 +114,21 @@ class LocalService:
             ttft_target_s=_PATIENCE_S,
             queue_timeout_s=_PATIENCE_S,
             prefix_root=self._root,
-            block_hashes=chain_blocks(self._root, prepared.prompt_ids, self._block_size),
+            block_hashes=hashes,
         )
-        number = self._engine.submit(request, self._clock.now_s())
-        if prepared.grammar is not None:
-            self._add_matcher(number, prepared.grammar)
-        ends = (*prepared.sampling.stop_ids, *(() if prepared.sampling.ignore_eos else self._model.eos_ids))
-        choice = Choice(
+
+    def _choice(self, prepared: Prepared) -> Choice:
+        return Choice(
             self._model.tokenizer.table,
             prepared.window,
-            ends=ends,
+            ends=(*prepared.sampling.stop_ids, *(() if prepared.sampling.ignore_eos else self._model.eos_ids)),
             continues=prepared.continues,
             shows_specials=not prepared.ask.skip_special_tokens,
         )
-        self._streams[number] = _Stream(key, index, choice)
-        return number
 
     def _add_matcher(self, number: int, grammar: Grammar) -> None:
         assert self._matchers is not None, "a grammar is refused when it is prepared"
-        try:
-            self._matchers.add(number, grammar).result()
-        except HeadraceError:
-            self._drop(number)
-            raise
+        self._matchers.add(number, grammar).result()
 
     def _forget_matcher(self, number: int) -> None:
         if self._matchers is not None:

@@ -14,6 +14,9 @@ from headrace.text.tokenizer import Tokenizer
 from headrace.text.tools.syntax import pick_syntax
 from headrace.weights.vocabulary import Vocabulary
 
+# What is only to be counted may be longer than what can be answered, by so many times.
+TOLD_CONTEXTS = 4
+
 
 @dataclass(slots=True)
 class ModelText:
@@ -69,6 +72,11 @@ class ModelText:
             aliases=tuple(aliases),
             created_s=created_s,
         )
+
+    @property
+    def most_told_tokens(self) -> int:
+        """Of a text that is encoded or decoded for its own sake."""
+        return TOLD_CONTEXTS * self.context_len
 
     def close(self) -> None:
         self.encoders.close()

@@ -1,12 +1,17 @@
 """One request of a client, as every face hands it over: several asks of one model, answered in one stream."""
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from headrace.core.errors import InvalidInput
 from headrace.serving.ask import Ask
+from headrace.serving.preparation import Prepared
 from headrace.streams.record import Dialect
 
 MAX_ORDER_CHOICES = 1024
+# Of all choices together, each with its whole prompt. One choice alone may have as long a prompt as its model takes.
+MAX_ORDER_TOKENS = 1 << 20
 
 
 class Order(Struct, frozen=True):
@@ -30,3 +35,16 @@ def check_order(order: Order) -> None:
         raise InvalidInput("at least one prompt is needed", param="prompt")
     if num_choices > MAX_ORDER_CHOICES:
         raise InvalidInput(f"a request has at most {MAX_ORDER_CHOICES} choices over all its prompts", param="n")
+
+
+def check_prompts(prepared: Sequence[Prepared]) -> None:
+    """What an order comes to is choices times prompt tokens: bounded before anything of it is sent."""
+    num_choices = sum(each.ask.n for each in prepared)
+    num_tokens = sum(each.ask.n * len(each.prompt_ids) for each in prepared)
+    if num_choices > 1 and num_tokens > MAX_ORDER_TOKENS:
+        has_choices = any(each.ask.n > 1 for each in prepared)
+        raise InvalidInput(
+            f"{num_choices} choices with their prompts have {num_tokens} tokens; a request has at most "
+            f"{MAX_ORDER_TOKENS}",
+            param="n" if has_choices else "prompt",
+        )

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from headrace.core.errors import ContextLengthExceeded, InvalidInput
-from headrace.core.request import SamplingParams, check_sampling
+from headrace.core.request import MAX_LOGPROBS, SamplingParams, check_sampling
 from headrace.serving.ask import Ask, check_ask, sampling_of, shape_of
 from headrace.serving.model_text import ModelText
 from headrace.serving.tools import ToolPlan, plan_tools
+from headrace.text.fitting import Room, encode_within
 from headrace.text.grammar import Grammar
 from headrace.text.rendering import Traits
 from headrace.text.stop import StopWindow
@@ -22,6 +23,8 @@ from headrace.text.tokenizer import Piece
 
 # Takes a tenth of a millisecond to encode; handing it to a thread takes as much.
 INLINE_CHARS = 512
+# Of one request, with the alternatives to each token.
+MAX_SCORES = 1 << 20
 
 _Windows = dict[tuple[tuple[str, ...], bool], StopWindow]
 
@@ -59,8 +62,11 @@ class _Draft:
     ids: list[int] | None = None
 
 
-async def prepare(model: ModelText, asks: Sequence[Ask], *, now_s: float, seeds: Callable[[], int]) -> list[Prepared]:
-    """Raises what is wrong with an ask; nothing is kept. `now_s` is the time that templates may print."""
+async def prepare(
+    model: ModelText, asks: Sequence[Ask], *, now_s: float, seeds: Callable[[], int], most_tokens: int | None = None
+) -> list[Prepared]:
+    """Raises what is wrong with an ask; nothing is kept. `now_s` is the time that templates may print. A prompt has
+    `most_tokens`, unless it is given what the model has room for."""
     drafts = []
     windows: _Windows = {}
     for ask in asks:
@@ -72,8 +78,11 @@ async def prepare(model: ModelText, asks: Sequence[Ask], *, now_s: float, seeds:
         if draft.conversation is not None and template is not None:
             draft.pieces = _framed(model, ask, await template.render(draft.conversation))
         drafts.append(draft)
-    encoded = iter(await _encode(model, [draft.pieces for draft in drafts if draft.pieces is not None]))
-    return [_finish(model, draft, next(encoded) if draft.ids is None else draft.ids) for draft in drafts]
+    most_tokens = model.context_len - 1 if most_tokens is None else most_tokens
+    encoded = iter(await _encode(model, drafts, most_tokens))
+    prepared = [_finish(model, draft, next(encoded) if draft.ids is None else draft.ids) for draft in drafts]
+    _check_scores(model, prepared)
+    return prepared
 
 
 def prepare_sync(model: ModelText, ask: Ask, *, seeds: Callable[[], int], now_s: float = 0.0) -> Prepared:
@@ -85,25 +94,51 @@ def prepare_sync(model: ModelText, ask: Ask, *, seeds: Callable[[], int], now_s:
         model.desk.check_sync(draft.grammar, param=draft.blamed)
     if draft.conversation is not None and template is not None:
         draft.pieces = _framed(model, ask, template.render_sync(draft.conversation))
-    ids = draft.ids if draft.pieces is None else model.tokenizer.encode_parts(draft.pieces)
+    ids = draft.ids
+    if draft.pieces is not None:
+        room = Room(model.context_len - 1, ask.truncate_prompt_tokens)
+        (ids,) = encode_within(model.tokenizer, [draft.pieces], [room])
     assert ids is not None, "a draft has a prompt"
     return _finish(model, draft, ids)
 
 
-async def _encode(model: ModelText, texts: list[list[Piece]]) -> list[list[int]]:
+async def _encode(model: ModelText, drafts: Sequence[_Draft], most_tokens: int) -> list[list[int]]:
     """Away from the loop, unless handing it over would take longer than to do it."""
+    texts = [draft.pieces for draft in drafts if draft.pieces is not None]
+    rooms = [Room(most_tokens, draft.ask.truncate_prompt_tokens) for draft in drafts if draft.pieces is not None]
     size = sum(len(piece) for pieces in texts for piece in pieces if isinstance(piece, str))
     if size <= INLINE_CHARS:
-        return model.tokenizer.encode_batch(texts, one_by_one=True)
-    return await model.encoders.encode_batch(texts)
+        return encode_within(model.tokenizer, texts, rooms, one_by_one=True)
+    return await model.encoders.encode_batch(texts, rooms)
 
 
 async def encode_prompt(model: ModelText, ask: Ask, *, now_s: float, framed: bool = True) -> list[int]:
-    """The prompt alone. Unless `framed`, a raw text is encoded as it stands."""
+    """The prompt alone, which may be longer than the context. Unless `framed`, a raw text is encoded as it stands."""
     if ask.raw is not None and not framed:
-        return await model.encoders.encode([ask.raw])
-    (prepared,) = await prepare(model, [ask], now_s=now_s, seeds=lambda: 0)
+        return await model.encoders.encode([ask.raw], Room(model.most_told_tokens))
+    (prepared,) = await prepare(model, [ask], now_s=now_s, seeds=lambda: 0, most_tokens=model.most_told_tokens)
     return list(prepared.prompt_ids)
+
+
+def _check_scores(model: ModelText, prepared: Sequence[Prepared]) -> None:
+    """Refuse more log-probabilities than a reply can hold. One sequence of any length may have all of them."""
+    most = max(MAX_SCORES, model.context_len * (MAX_LOGPROBS + 1))
+    found = 0
+    for one in prepared:
+        sampling, num_prompt = one.sampling, len(one.prompt_ids)
+        num_output = model.context_len - num_prompt
+        if one.ask.max_tokens is not None:
+            num_output = min(one.ask.max_tokens, num_output)
+        scores = 0 if sampling.prompt_logprobs is None else num_prompt * (sampling.prompt_logprobs + 1)
+        scores += 0 if sampling.logprobs is None else num_output * (sampling.logprobs + 1)
+        found += one.ask.n * scores
+        if found > most:
+            param = "prompt_logprobs" if one.ask.logprobs is None else "logprobs"
+            raise InvalidInput(
+                f"n times the tokens of prompt and reply times their log-probabilities must be at most {most}: "
+                "ask for a smaller n, max_tokens or logprobs",
+                param=param,
+            )
 
 
 def grammar_of(ask: Ask) -> Grammar | None:
@@ -198,7 +233,8 @@ def _finish(model: ModelText, draft: _Draft, ids: list[int]) -> Prepared:
     kept = ids if most is None else ids[-most:]
     echoed = ""
     if ask.echo:
-        echoed = ask.raw if ask.raw is not None and len(kept) == len(ids) else model.tokenizer.decode(kept)
+        is_whole = most is None or len(kept) < most
+        echoed = ask.raw if ask.raw is not None and is_whole else model.tokenizer.decode(kept)
     return Prepared(
         ask=ask,
         prompt_ids=tuple(kept),

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from headrace.core.event import EngineLoad
-from headrace.core.messages import GrammarText, WorkerCard, WorkerState
-from headrace.core.request import Request
+from headrace.core.messages import SubmitPart, WorkerCard, WorkerState
 
 
 class ReplicaEnd(Protocol):
@@ -29,8 +28,8 @@ class ReplicaEnd(Protocol):
     @property
     def queued_s(self) -> float: ...
 
-    def submit(self, key: int, request: Request, grammar: GrammarText | None) -> None:
-        """Raises Unreachable when it is not ready."""
+    def submit(self, *parts: SubmitPart) -> None:
+        """All of a client's request, as one. Raises Refused, nothing kept: Unreachable when it is not ready."""
 
     def abort(self, key: int, used_tokens: int | None = None) -> None: ...
 

@@ -28,8 +28,8 @@ from headrace.serving.injection import LateSink
 from headrace.serving.life import Life
 from headrace.serving.lives import Lives
 from headrace.serving.model_text import ModelText
-from headrace.serving.order import Order, check_order
-from headrace.serving.preparation import Prepared, encode_prompt, prepare
+from headrace.serving.order import Order, check_order, check_prompts
+from headrace.serving.preparation import encode_prompt, prepare
 from headrace.serving.replica_table import ReplicaEnd, ReplicaTable
 from headrace.serving.voice import Voice
 from headrace.streams.journal import Stream
@@ -37,6 +37,8 @@ from headrace.streams.record import Failure
 
 # A request that no worker has said anything to goes to at most this many replicas, one after the other.
 MAX_ATTEMPTS = 2
+# Fewer prompt tokens than this are hashed in a tenth of a millisecond; handing them to a thread takes as much.
+_INLINE_TOKENS = 2048
 # As others say that a client closed the request.
 CANCELLED = 499
 
@@ -81,6 +83,8 @@ class Service:
         self._inject = dict(inject or {})
         self._on_finished = on_finished
         self._seeds = seeds
+        # One at a time: threads that compute take turns with the loop, and it would wait for each of them.
+        self._hashing = asyncio.Lock()
         self._roots: dict[tuple[str, str], bytes] = {}
         self._open: dict[Stream, Life] = {}
         self._explanations = Explanations()
@@ -135,6 +139,7 @@ class Service:
         model = self.model(order.model)
         await self._enter(stages, Stage.TOKENISE)
         prepared = await prepare(model, order.asks, now_s=self._wall_s(), seeds=self._seeds)
+        check_prompts(prepared)
         await self._enter(stages, Stage.ROUTE)
         stream = Stream(order.request_id, caller.tenant, order.dialect, model=model.name, created_s=self._wall_s())
         life = Life(stream, caller, stages, model, counts=order.counts)
@@ -192,6 +197,7 @@ class Service:
 
     async def _place(self, life: Life) -> None:
         """Submit a life to one replica, wholly; to another one if the first is gone before it has answered."""
+        await self._hash_ahead(life)
         while True:
             replica = self._pick(life)
             admitted = life.admitted()
@@ -235,18 +241,27 @@ class Service:
     def _submit(self, life: Life, replica: ReplicaEnd, voices: Sequence[Voice]) -> None:
         card = replica.card
         assert card is not None, "a ready replica has a card"
+        _check_context(life, card)
         root = self._root(life.caller.tenant, card)
-        hashes: dict[int, tuple[bytes, ...]] = {}
-        for voice in voices:
-            prepared = voice.prepared
-            if id(prepared) not in hashes:
-                _check_context(prepared, card)
-                hashes[id(prepared)] = chain_blocks(root, prepared.prompt_ids, card.block_size)
+        chains = life.chains.get((root, card.block_size))
+        if chains is None:
+            chains = life.chains[root, card.block_size] = _chain(life, root, card.block_size)
         now_s = self._clock.now_s()
         life.submitted(replica.name, card.fingerprint, now_s)
-        for voice in voices:
-            request = _request(voice, life, root, hashes[id(voice.prepared)], life.age_s(now_s))
-            self._lives.submit(voice, replica, request)
+        age_s = life.age_s(now_s)
+        parts = [(run, _request(run[0], life, root, chains[id(run[0].prepared)], age_s)) for run in _adjacent(voices)]
+        self._lives.submit(replica, parts)
+
+    async def _hash_ahead(self, life: Life) -> None:
+        """Long prompts are hashed off the loop, before a replica is picked: all of a version agree on the hashes."""
+        cards = (replica.card for replica in self.replicas.of(life.model.name) if replica.is_ready)
+        card = next((card for card in cards if card is not None), None)
+        if card is None or life.num_prompt_tokens <= _INLINE_TOKENS:
+            return
+        _check_context(life, card)
+        root = self._root(life.caller.tenant, card)
+        async with self._hashing:
+            life.chains[root, card.block_size] = await asyncio.to_thread(_chain, life, root, card.block_size)
 
     def _root(self, tenant: str, card: WorkerCard) -> bytes:
         version = card.fingerprint or card.version
@@ -257,14 +272,30 @@ class Service:
         return found
 
 
-def _check_context(prepared: Prepared, card: WorkerCard) -> None:
+def _check_context(life: Life, card: WorkerCard) -> None:
     """Here as well as in the engine: what cannot run is not sent."""
-    num_prompt = len(prepared.prompt_ids)
+    num_prompt = max((len(prepared.prompt_ids) for prepared in life.asks), default=0)
     if card.context_len and num_prompt >= card.context_len:
         raise ContextLengthExceeded(
             f"the prompt has {num_prompt} tokens; the context holds {card.context_len}, one of them for output",
             param="prompt",
         )
+
+
+def _chain(life: Life, root: bytes, block_size: int) -> dict[int, tuple[bytes, ...]]:
+    return {id(prepared): chain_blocks(root, prepared.prompt_ids, block_size) for prepared in life.asks}
+
+
+def _adjacent(voices: Sequence[Voice]) -> list[list[Voice]]:
+    """Neighbouring choices of the same prompt together: they are one part of a submission."""
+    runs: list[list[Voice]] = []
+    for voice in voices:
+        last = runs[-1][-1] if runs else None
+        if last is not None and last.prepared is voice.prepared and last.choice_of_ask + 1 == voice.choice_of_ask:
+            runs[-1].append(voice)
+        else:
+            runs.append([voice])
+    return runs
 
 
 def _request(voice: Voice, life: Life, root: bytes, hashes: tuple[bytes, ...], age_s: float) -> Request:

@@ -31,6 +31,7 @@ class Voice:
         "_calls",
         "_ids",
         "_is_plain",
+        "_num_calls",
         "_num_chars",
         "_num_told",
         "_prompt_scores",
@@ -43,7 +44,7 @@ class Voice:
         "end",
         "finish",
         "first_s",
-        "has_calls",
+        "is_paused",
         "is_stopped",
         "key",
         "life",
@@ -71,7 +72,7 @@ class Voice:
         self.finish: str | None = None
         self.first_s: float | None = None
         self.is_stopped = False
-        self.has_calls = False
+        self.is_paused = False
         self._calls = open_syntax(prepared.syntax) if prepared.syntax else None
         self._wants_prompt = ask.echo or ask.return_token_ids or sampling.prompt_logprobs is not None
         self._is_plain = not (self._calls or self._wants_prompt or ask.score_only or sampling.logprobs is not None)
@@ -83,6 +84,8 @@ class Voice:
         self._prompt_scores: dict[int, Score] = {}
         self._num_told = 0
         self._num_chars = 0
+        # Calls that are whole: one that broke off is nothing to be run.
+        self._num_calls = 0
 
     @property
     def used_tokens(self) -> int:
@@ -151,7 +154,7 @@ class Voice:
             else:
                 self._take_events([*self._calls.push(rest), *self._calls.finish()])
         finish = "stop" if self.is_stopped else reason
-        if finish == "stop" and self.has_calls and not self.prepared.is_named:
+        if finish == "stop" and self._num_calls and not self.prepared.is_named:
             finish = "tool_calls"
         self.finish = finish
         return finish
@@ -160,11 +163,20 @@ class Voice:
         if self.replica is not None:
             self.replica.abort(self.key, used_tokens)
 
+    def submitted(self, replica: ReplicaEnd, key: int) -> None:
+        """It is with a worker now, which is to treat it as the one before did."""
+        self.replica = replica
+        self.key = key
+        if self.is_paused:
+            replica.pause(key)
+
     def pause(self) -> None:
+        self.is_paused = True
         if self.replica is not None:
             self.replica.pause(self.key)
 
     def resume(self) -> None:
+        self.is_paused = False
         if self.replica is not None:
             self.replica.resume(self.key)
 
@@ -186,12 +198,13 @@ class Voice:
                 case TextDelta(text) if not is_forced:
                     self._text += text
                 case CallStarted(index, name):
-                    self.has_calls = True
                     self._call_deltas.append(CallDelta(index, _call_id(), name))
                 case ArgumentsDelta(index, text):
                     self._call_deltas.append(CallDelta(index, arguments=text))
-                case CallEnded(index, broken_text) if broken_text and not is_forced:
-                    self._call_deltas.append(CallDelta(index, broken_text=broken_text))
+                case CallEnded(index, broken_text):
+                    self._num_calls += not broken_text
+                    if broken_text and not is_forced:
+                        self._call_deltas.append(CallDelta(index, broken_text=broken_text))
 
 
 def _call_id() -> str:

@@ -113,7 +113,9 @@ class LimitedPool:
         try:
             encoded = msgspec.msgpack.encode(payload)
         except (UnicodeEncodeError, RecursionError, OverflowError):
-            raise InvalidInput(f"{subject} holds text that is not Unicode, a number beyond 64 bits, or nests too deeply", param=param) from None
+            raise InvalidInput(
+                f"{subject} holds text that is not Unicode, a number beyond 64 bits, or nests too deeply", param=param
+            ) from None
         # The frame around the payload is small, but it counts.
         if len(encoded) + 256 > self._limits.max_job_bytes:
             raise InvalidInput(f"{subject} is larger than {self._limits.max_job_bytes} bytes", param=param)

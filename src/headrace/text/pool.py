@@ -1,7 +1,7 @@
 """Encoding off the caller's loop. Owns the threads and the bound on bytes that wait; knows no template.
 
 Small texts and large ones have lanes of their own, so that a megabyte does not stand in front of a
-greeting. A large text is never cut to be quicker: where it is cut decides its tokens.
+greeting.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from threading import Lock
 
 from headrace.core.errors import InvalidInput, QueueFull, Refused
+from headrace.text.fitting import Room, encode_within
 from headrace.text.tokenizer import Piece, Tokenizer
 
 # A slow core's pace; only for the guess of when to come back.
@@ -22,6 +23,7 @@ class _Job:
     """Prompts are dropped when nobody waits for them any more, wherever the job stands in its lane."""
 
     prompts: Sequence[Sequence[Piece]] | None
+    rooms: Sequence[Room] | None
     size_bytes: int
 
 
@@ -50,13 +52,15 @@ class TokenizerPool:
     def pending_bytes(self) -> int:
         return self._pending_bytes
 
-    async def encode(self, parts: Sequence[Piece]) -> list[int]:
+    async def encode(self, parts: Sequence[Piece], room: Room | None = None) -> list[int]:
         """Ids of one prompt; QueueFull if too much waits already."""
-        return (await self.encode_batch([parts]))[0]
+        return (await self.encode_batch([parts], None if room is None else [room]))[0]
 
-    async def encode_batch(self, prompts: Sequence[Sequence[Piece]]) -> list[list[int]]:
+    async def encode_batch(
+        self, prompts: Sequence[Sequence[Piece]], rooms: Sequence[Room] | None = None
+    ) -> list[list[int]]:
         """Ids of several prompts, which wait and are refused together. Cancelling drops what has not begun."""
-        job = self._admit(prompts)
+        job = self._admit(prompts, rooms)
         is_large = job.size_bytes >= self._large_bytes
         lane = self._large if is_large else self._small
         future = lane.submit(self._run, job, is_large)
@@ -69,7 +73,7 @@ class TokenizerPool:
         for lane in (self._small, self._large):
             lane.shutdown(wait=False, cancel_futures=True)
 
-    def _admit(self, prompts: Sequence[Sequence[Piece]]) -> _Job:
+    def _admit(self, prompts: Sequence[Sequence[Piece]], rooms: Sequence[Room] | None) -> _Job:
         size = sum(_size_bytes(part) for parts in prompts for part in parts)
         if size > self._max_pending_bytes:
             raise InvalidInput(f"A text has at most {self._max_pending_bytes} bytes.")
@@ -81,11 +85,15 @@ class TokenizerPool:
                 wait_s = pending / _BYTES_PER_S / self._num_threads
                 raise QueueFull(f"{pending} bytes of text wait to be encoded already.", retry_after_s=wait_s)
             self._pending_bytes += size
-        return _Job(prompts, size)
+        return _Job(prompts, rooms, size)
 
     def _run(self, job: _Job, is_large: bool) -> list[list[int]]:
         prompts = job.prompts
-        return self.tokenizer.encode_batch(prompts, one_by_one=is_large) if prompts is not None else []
+        if prompts is None:
+            return []
+        if job.rooms is None:
+            return self.tokenizer.encode_batch(prompts, one_by_one=is_large)
+        return encode_within(self.tokenizer, prompts, job.rooms, one_by_one=is_large)
 
     def _release(self, job: _Job) -> None:
         job.prompts = None

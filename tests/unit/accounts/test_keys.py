@@ -4,7 +4,6 @@ import pytest
 
 from headrace.accounts.keys import KeyRing, hash_key
 from headrace.core.config import TenantEntry
-from headrace.core.errors import InvalidInput
 from headrace.core.request import Tier
 
 PREFIX = "sk-" + "x" * 40
@@ -20,7 +19,7 @@ def test_keys_that_begin_alike_are_their_own_tenants() -> None:
 
 
 def test_a_caller_has_what_the_entry_says() -> None:
-    ring = KeyRing([TenantEntry("a", keys=(hash_key("k").upper(),), tier="enterprise", scopes=("metrics",))])
+    ring = KeyRing([TenantEntry("a", keys=(hash_key("k"),), tier="enterprise", scopes=("metrics",))])
     caller = ring.find("k")
     assert caller is not None
     assert (caller.tier, caller.scopes) == (Tier.ENTERPRISE, frozenset({"metrics"}))
@@ -31,27 +30,8 @@ def test_nothing_else_is_a_key(presented: str) -> None:
     assert KeyRing([TenantEntry("a", keys=(hash_key("k"),))]).find(presented) is None
 
 
-@pytest.mark.parametrize(
-    "entries",
-    [
-        [TenantEntry("a", keys=(hash_key("k"),)), TenantEntry("b", keys=(hash_key("k").upper(),))],
-        [TenantEntry("a", keys=(hash_key("k"), hash_key("k")))],
-        [TenantEntry("a"), TenantEntry("a")],
-        [TenantEntry("a", keys=("sk-plain",))],
-        [TenantEntry("a", keys=("g" * 64,))],
-        [TenantEntry("a", tier="gold")],
-    ],
-)
-def test_a_wrong_configuration_is_refused(entries: list[TenantEntry]) -> None:
-    with pytest.raises(InvalidInput):
-        KeyRing(entries)
-
-
-def test_a_reload_takes_keys_away_and_a_wrong_one_changes_nothing() -> None:
+def test_a_reload_takes_keys_away() -> None:
     ring = KeyRing([TenantEntry("a", keys=(hash_key("old"),))])
-    with pytest.raises(InvalidInput):
-        ring.replace([TenantEntry("a", keys=("nonsense",))])
-    assert ring.find("old") is not None
     ring.replace([TenantEntry("a", keys=(hash_key("new"),))])
     assert ring.find("old") is None
     assert ring.find("new") is not None

@@ -48,11 +48,20 @@ class Wire:
     async def line(self) -> bytes:
         return await asyncio.wait_for(self._reader.readline(), 10)
 
+    async def some(self, most: int) -> bytes:
+        return await asyncio.wait_for(self._reader.read(most), 10)
+
     async def rest(self) -> bytes:
         """All until the server closes."""
         with contextlib.suppress(ConnectionError):
             return await asyncio.wait_for(self._reader.read(), 10)
         return b""
+
+    async def say_all(self, *parts: bytes) -> None:
+        """Send, and close this way of the connection."""
+        self._writer.writelines(parts)
+        self._writer.write_eof()
+        await self._writer.drain()
 
     async def close(self) -> None:
         self._writer.close()

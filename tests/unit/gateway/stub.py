@@ -103,7 +103,7 @@ async def say(exchange: Exchange, service: Any) -> None:
         stream.append([Part(0, text=word + " ")])
     if said.text:
         stream.end(Ending(Usage(2, 0, len(said.text.split()))))
-    await exchange.stream(stream)
+    await exchange.stream(stream, is_scored="x-scored" in exchange.headers)
 
 
 async def whole(exchange: Exchange, service: Any) -> None:

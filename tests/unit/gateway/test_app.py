@@ -178,6 +178,8 @@ def test_a_page_of_ours_or_of_an_allowed_origin_may_call() -> None:
         (NO_KEY, "::1", 200),
         (NO_KEY, "192.0.2.1", 401),
         ({**NO_KEY, "x-forwarded-for": "192.0.2.1"}, "127.0.0.1", 401),
+        ({**NO_KEY, "x-real-ip": "192.0.2.1"}, "127.0.0.1", 401),
+        ({**NO_KEY, "via": "1.1 proxy"}, "127.0.0.1", 401),
         (AUTH, "192.0.2.1", 403),
         ({**NO_KEY, "authorization": f"Bearer {METRICS_KEY}"}, "192.0.2.1", 200),
         ({"host": "rebound.example"}, "127.0.0.1", 403),

@@ -240,6 +240,12 @@ def test_metadata_is_in_each_chunk_and_stages_in_the_last() -> None:
     assert told[1]["choices"] == [] and "usage" not in told[1]
 
 
+def test_who_did_not_ask_for_metadata_gets_usage_and_no_stages() -> None:
+    last = chunks(dialect(usage=True), HELLO)[-1]
+    assert last["usage"]["completion_tokens"] and "headrace" not in last
+    assert "stages_ms" in chunks(dialect(usage=True, metadata=True), HELLO)[-1]["headrace"]
+
+
 @pytest.mark.parametrize("before", [0, 2])
 def test_a_broken_stream_says_so_once_and_is_done(before: int) -> None:
     failure = Failure("runner_failed", "The worker is gone.", 500)

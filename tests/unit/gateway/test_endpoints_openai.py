@@ -1,7 +1,8 @@
 """The official client against the application, without a socket: a worker says what each story puts into its mouth."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,6 +17,9 @@ from headrace.core.config import GatewayConfig
 from headrace.core.event import Outcome
 from headrace.core.request import Tier
 from headrace.gateway.app import build_app
+from headrace.gateway.dialects.completion import CompletionDialect
+from headrace.gateway.schemas.replies import CompletionReply
+from headrace.streams.record import Record
 from headrace.telemetry.metrics import Metrics
 from headrace.text.limited import LimitedPool
 from tests.unit.gateway.stub import KEY, METRICS_KEY, TENANTS
@@ -254,6 +258,9 @@ def test_the_service_s_refusals_blame_the_client_s_field(pool: LimitedPool) -> N
         assert await blame(chat, response_format={"type": "regex", "regex": "("}) == "response_format.regex"
         assert await blame(chat, messages=[{"role": "user", "content": "x" * 5000}]) == "messages"
         assert await blame(text, prompt="x" * 5000) == "prompt"
+        assert await blame(text, prompt="x" * 5000, truncate_prompt_tokens=4096) == "prompt"
+        assert await blame(chat, n=100, logprobs=True, top_logprobs=20) == "logprobs"
+        assert await blame(text, prompt="x" * 4000, n=100, prompt_logprobs=20) == "prompt_logprobs"
         assert not world.worker.requests
 
     play(pool, story)
@@ -279,4 +286,57 @@ def test_models_and_their_tokenisers(pool: LimitedPool) -> None:
         info = (await world.http.get("/tokenizer_info", headers={"authorization": f"Bearer {KEY}"})).json()
         assert info["model"] == "m" and info["has_chat_template"] and "<|im_end|>" in info["special_tokens"]
 
+    play(pool, story)
+
+
+def test_what_is_only_counted_is_bounded_as_well(pool: LimitedPool) -> None:
+    async def story(world: World) -> None:
+        async def refusal(path: str, **body: Any) -> str:
+            answer = await world.http.post(path, json=body, headers={"authorization": f"Bearer {KEY}"})
+            assert answer.status_code == 400, answer.text
+            found: str = answer.json()["error"]["param"]
+            return found
+
+        most = 4 * 4096
+        found = await world.post("/tokenize", prompt="ab" * (most // 2), return_token_strs=True)
+        assert found["count"] == len(found["token_strs"]) == most
+        assert await refusal("/tokenize", prompt="a" * (most + 1)) == "prompt"
+        assert await refusal("/tokenize", prompt="a" * (1 << 20), add_special_tokens=False) == "prompt"
+        assert await refusal("/tokenize", messages=[{"role": "user", "content": "a" * most}]) == "prompt"
+        assert len((await world.post("/detokenize", tokens=[97] * most))["prompt"]) == most
+        assert await refusal("/detokenize", tokens=[97] * (most + 1)) == "tokens"
+
+    play(pool, story)
+
+
+def test_only_the_end_of_a_long_prompt_is_read_where_only_that_is_wanted(pool: LimitedPool) -> None:
+    async def story(world: World) -> None:
+        text = "".join(chr(97 + place % 26) for place in range(1 << 20))
+        call = world.client.completions.create(
+            model="m", prompt=text, echo=True, extra_body={"truncate_prompt_tokens": 30}
+        )
+        reply = await world.during(call, lambda worker: worker.say(b"!", end="length"))
+        assert world.rig.prompt() == text[-30:] and reply.choices[0].text == text[-30:] + "!"
+
+    play(pool, story)
+
+
+def test_a_large_reply_is_worded_beside_the_loop(pool: LimitedPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    word = CompletionDialect.reply
+
+    def noted(self: CompletionDialect, records: Sequence[Record]) -> CompletionReply:
+        threads.append(threading.get_ident())
+        return word(self, records)
+
+    async def story(world: World) -> None:
+        for place, size in enumerate((4, 1000)):
+            call = world.client.completions.create(model="m", prompt=[97] * size, echo=True, logprobs=2)
+            say = partial(ScriptedWorker.say, data=b"!", key=place, end="length")
+            reply = await world.during(call, say, sequences=place + 1)
+            assert reply.choices[0].text == "a" * size + "!"
+        small, large = threads
+        assert small == threading.get_ident() and large != small
+
+    monkeypatch.setattr(CompletionDialect, "reply", noted)
     play(pool, story)

@@ -2,13 +2,15 @@
 
 import asyncio
 import logging
+import socket
 import time
 
 import msgspec
 import pytest
 
+from headrace.gateway.protocol import FencedProtocol
 from tests.unit.gateway.live import Live, play, running
-from tests.unit.gateway.stub import KEY, gateway
+from tests.unit.gateway.stub import KEY, StubService, gateway
 
 GOOD = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
 HEAD = (
@@ -238,5 +240,130 @@ def test_trailers_change_no_header() -> None:
             assert (await wire.answer())[0] == 401
             await wire.send(GOOD)
             assert (await wire.answer())[0] == 200
+
+    play(story())
+
+
+OFFERS = [
+    pytest.param(b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n", id="h2c"),
+    pytest.param(b"connection: upgrade\r\nupgrade: websocket\r\n", id="websocket"),
+]
+
+
+@pytest.mark.parametrize("offer", OFFERS)
+@pytest.mark.parametrize("cut", [0, 5, 1000])
+def test_an_offer_to_upgrade_is_not_taken_and_the_body_is_a_body(offer: bytes, cut: int) -> None:
+    """Sent in one piece, with the body cut, and with the head and the body apart."""
+    body = b'{"text":"GET /version HTTP/1.1\\r\\n\\r\\n"}'
+    request = HEAD + offer + b"content-length: %d\r\n\r\n" % len(body) + body
+
+    async def story() -> None:
+        async with running(gateway()) as live:
+            wire = await live.connect()
+            at = len(request) - min(cut, len(body))
+            await wire.send(request[:at])
+            await asyncio.sleep(0.02)
+            await wire.send(request[at:] + GOOD)
+            status, answer = await wire.answer()
+            assert status == 200 and b"/version" in answer
+            assert await wire.answer() == (200, b'{"status":"ok"}')
+
+    play(story())
+
+
+@pytest.mark.parametrize("offer", OFFERS)
+def test_requests_behind_an_offer_are_their_own(offer: bytes) -> None:
+    chunked = HEAD + offer + b"transfer-encoding: chunked\r\n\r\nc\r\n" + b'{"text":"a"}' + b"\r\n0\r\n\r\n"
+    bare = GOOD.replace(b"\r\n\r\n", b"\r\n" + offer + b"\r\n")
+
+    async def story() -> None:
+        async with running(gateway()) as live:
+            wire = await live.connect()
+            await wire.send((chunked + bare) * 50)
+            for _ in range(50):
+                assert await wire.answer() == (200, b'{"text":"a "}')
+                assert await wire.answer() == (200, b'{"status":"ok"}')
+
+    play(story())
+
+
+def test_a_tunnel_and_a_request_without_a_host_are_refused() -> None:
+    async def story() -> None:
+        async with running(gateway()) as live:
+            for request in (b"CONNECT a:80 HTTP/1.1\r\nhost: localhost\r\n\r\n" + GOOD, b"GET /live HTTP/1.1\r\n\r\n"):
+                assert (await told(live, request))[0] == 400
+            wire = await live.connect()
+            await wire.send(b"GET /live HTTP/1.0\r\n\r\n")
+            assert (await wire.answer())[0] == 200
+
+    play(story())
+
+
+@pytest.mark.parametrize("ending", [b"", b"connection: close\r\n"])
+def test_who_does_not_read_an_answer_is_cut(ending: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = b'{"text":"' + b"word " * (1 << 20) + b'"}'
+    cut = asyncio.Event()
+    lose = FencedProtocol.connection_lost
+
+    def lost(self: FencedProtocol, error: Exception | None) -> None:
+        lose(self, error)
+        cut.set()
+
+    async def story() -> None:
+        async with running(gateway(max_unread_s=0.2)) as live:
+            with socket.socket() as deaf:
+                deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                deaf.connect(("127.0.0.1", live.port))
+                deaf.setblocking(False)
+                request = HEAD + ending + b"content-length: %d\r\n\r\n" % len(words) + words
+                await asyncio.get_running_loop().sock_sendall(deaf, request)
+                await asyncio.wait_for(cut.wait(), 5)
+
+    monkeypatch.setattr(FencedProtocol, "connection_lost", lost)
+    play(story())
+
+
+def test_who_reads_slowly_is_left_to_read() -> None:
+    words = b'{"text":"' + b"word " * (1 << 20) + b'"}'
+
+    async def story() -> None:
+        async with running(gateway(max_unread_s=0.1)) as live:
+            wire = await live.connect()
+            await wire.send(HEAD + b"content-length: %d\r\n\r\n" % len(words) + words)
+            found = 0
+            while found < len(words):
+                found += len(await wire.some(1 << 18))
+                await asyncio.sleep(0.02)
+
+    play(story())
+
+
+def test_who_has_said_all_is_answered_and_closed() -> None:
+    async def story() -> None:
+        async with running(gateway()) as live:
+            for requests in (1, 3):
+                wire = await live.connect()
+                await wire.say_all(GOOD * requests)
+                assert (await wire.rest()).count(b'{"status":"ok"}') == requests
+            half = await live.connect()
+            await half.say_all(HEAD + b"content-length: 100\r\n\r\n{")
+            assert b"200" not in await half.rest()
+
+    play(story())
+
+
+@pytest.mark.parametrize("path", [b"/say", b"/whole"])
+def test_who_closes_while_a_worker_computes_has_left(path: bytes) -> None:
+    service = StubService()
+
+    async def story() -> None:
+        async with running(gateway(service, disconnect_grace_s=0.0)) as live:
+            wire = await live.connect()
+            await wire.say_all(HEAD.replace(b"/whole", path) + b"content-length: 2\r\n\r\n{}")
+            assert await wire.rest() == b""
+            async with asyncio.timeout(5):
+                while "finished" not in service.calls:
+                    await asyncio.sleep(0.001)
+            assert service.calls == ["cancel disconnected", "finished"]
 
     play(story())

@@ -1,70 +1,18 @@
 """A stream over HTTP: when bytes are written, and what happens when nobody reads them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import threading
 
 import msgspec
 import pytest
 
 from headrace.core.stages import Stage
-from headrace.gateway.app import Gateway
 from headrace.streams.journal import Stream
-from headrace.streams.record import Ending, Failure, Part, Usage
-from tests.builders import TestClock
-from tests.unit.gateway.stub import JSON, Answer, Call, StubService, ask, gateway, turns
+from headrace.streams.record import Alternative, Part, Record, Score
+from tests.unit.gateway.scene import LOST, Scene, play
+from tests.unit.gateway.stub import JSON, PlainDialect, StubService, ask, gateway, turns
 
 DONE = b"data: [DONE]\n\n"
-LOST = Failure("unreachable", "the worker was lost", 503, retry_after_s=1.5)
-
-
-class Scene:
-    """A stream that is open and has said nothing; the clock stands still unless the story moves it."""
-
-    def __init__(self, path: str = "/say", headers: dict[str, str] | None = None, **settings: object) -> None:
-        self.service = StubService()
-        self.clock = TestClock()
-        self.app: Gateway = gateway(self.service, clock=self.clock, **settings)
-        self.call = Call(self.app, "POST", path, {**JSON, **(headers or {})}, b"{}")
-
-    async def start(self) -> None:
-        self.task = asyncio.create_task(self.call.run())
-        await turns()
-
-    @property
-    def stream(self) -> Stream:
-        return self.service.streams[0]
-
-    @property
-    def answer(self) -> Answer:
-        return self.call.answer
-
-    async def says(self, *words: str) -> None:
-        for word in words:
-            self.stream.append([Part(0, text=word)])
-        await turns()
-
-    async def ends(self, failure: Failure | None = None) -> None:
-        self.stream.end(Ending(Usage(1, 0, 2), failure))
-        await turns()
-
-    async def passes(self, seconds: float) -> None:
-        self.clock.time_s += seconds
-        self.app.context.pulse.tick()
-        await turns()
-
-
-def play(story: Callable[[Scene], Awaitable[None]], scene: Scene | None = None) -> Scene:
-    async def run() -> Scene:
-        found = scene or Scene()
-        await found.start()
-        await story(found)
-        await asyncio.wait_for(found.task, 5)
-        assert len(found.app.context.pulse) == 0
-        assert found.app.num_open == 0
-        assert found.service.calls.count("finished") == 1
-        return found
-
-    return asyncio.run(run())
 
 
 def test_each_step_is_written_at_once_and_ends_once() -> None:
@@ -263,6 +211,76 @@ def test_who_reads_again_after_the_bound_gets_the_error_frame() -> None:
     assert answer.is_complete
 
 
+def test_a_write_that_waits_too_long_is_cut_however_little_is_unread() -> None:
+    async def story(scene: Scene) -> None:
+        scene.call.hold()
+        await scene.says("a")
+        await scene.says("b")
+        await scene.passes(59.0)
+        assert scene.service.calls == []
+        await scene.passes(2.0)
+        assert scene.service.calls == ["cancel client_too_slow"]
+        await scene.passes(3.0)
+        assert scene.call.aborted
+
+    play(story)
+
+
+def test_a_stream_broken_off_here_ends_with_the_number_that_the_journal_gave_its_ending() -> None:
+    class Numbered(PlainDialect):
+        def frame(self, record: Record) -> bytes:
+            return b"%d " % record.number + super().frame(record)
+
+    async def story(scene: Scene) -> None:
+        scene.stream.dialect = Numbered()
+        await scene.says("a")
+        scene.call.hold()
+        await scene.says("b")
+        await scene.says("c", "d")
+        scene.app.close_streams()
+        scene.call.release()
+        await turns()
+
+    scene = play(story)
+    assert [record.number for record in scene.stream.records if record.ending is not None] == [5]
+    assert scene.answer.parts[-1].startswith(b"5 ") and b"shutting down" in scene.answer.parts[-1]
+
+
+def test_a_stream_that_had_ended_well_is_not_made_to_fail_by_who_reads_it_late() -> None:
+    async def story(scene: Scene) -> None:
+        await scene.says("a")
+        scene.call.hold()
+        await scene.says("b")
+        await scene.ends()
+        scene.app.close_streams()
+        scene.call.release()
+        await turns()
+
+    answer = play(story).answer
+    assert answer.body.endswith(b'id: 2\ndata: "b"\n\n' + DONE) and b"error" not in answer.body
+
+
+def test_a_frame_with_many_scores_is_worded_beside_the_loop() -> None:
+    threads: list[int] = []
+
+    class Noting(PlainDialect):
+        def frame(self, record: Record) -> bytes:
+            threads.append(threading.get_ident())
+            return super().frame(record)
+
+    async def story(scene: Scene) -> None:
+        scene.stream.dialect = Noting()
+        await scene.says("a")
+        scene.stream.append([Part(0, text="b", scores=(Score(1, b"b", -1.0, (Alternative(2, b"c", -2.0),)),) * 600)])
+        while len(scene.answer.parts) < 2:
+            await asyncio.sleep(0.001)
+        await scene.ends()
+
+    scene = play(story, Scene(headers={"x-scored": "1"}))
+    assert [thread == threading.get_ident() for thread in threads] == [True, False, True]
+    assert scene.answer.parts[1] == b'id: 2\ndata: "b"\n\n'
+
+
 def test_a_dialect_that_raises_ends_its_stream_alone_with_an_error_frame() -> None:
     async def story(scene: Scene) -> None:
         await scene.says("a")
@@ -309,50 +327,6 @@ def test_at_the_end_of_the_drain_streams_are_closed_with_an_error() -> None:
     scene = play(story)
     assert b"shutting down" in scene.answer.parts[-1]
     assert scene.answer.body.endswith(DONE)
-
-
-def test_a_whole_answer_waits_for_the_end() -> None:
-    async def story(scene: Scene) -> None:
-        await scene.says("a", "b")
-        assert scene.answer.status == 0
-        await scene.ends()
-
-    assert play(story, Scene("/whole")).answer.body == b'{"text":"ab"}'
-
-
-def test_a_whole_answer_that_breaks_has_the_status_of_its_failure() -> None:
-    async def story(scene: Scene) -> None:
-        await scene.says("a")
-        await scene.ends(LOST)
-
-    assert play(story, Scene("/whole")).answer.status == 503
-
-
-def test_a_whole_answer_nobody_waits_for_is_cancelled_at_once() -> None:
-    async def story(scene: Scene) -> None:
-        await scene.says("a")
-        scene.call.leave()
-        await turns()
-        assert scene.service.calls == ["cancel disconnected", "finished"]
-
-    assert play(story, Scene("/whole")).answer.status == 0
-
-
-def test_a_whole_answer_may_be_finished_without_its_client() -> None:
-    async def story(scene: Scene) -> None:
-        scene.call.leave()
-        await turns()
-        await scene.ends()
-
-    assert play(story, Scene("/whole", {"x-headrace-on-disconnect": "finish"})).service.calls == ["finished"]
-
-
-def test_a_whole_answer_is_refused_when_the_drain_is_over() -> None:
-    async def story(scene: Scene) -> None:
-        scene.app.close_streams()
-        await turns()
-
-    assert play(story, Scene("/whole")).answer.status == 503
 
 
 def test_a_task_that_is_cancelled_leaves_no_work_behind() -> None:

@@ -171,3 +171,15 @@ def test_files_that_do_not_fit_leave_the_old_ones(tmp_path: Path, caplog: pytest
     assert not certificate.reload_if_changed()
     write_pair(tmp_path, "new.example")
     assert certificate.reload_if_changed()
+
+
+def test_an_encrypted_key_is_refused_and_nobody_is_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cert, key = write_pair(tmp_path, "old.example")
+    certificate = Certificate(cert, key)
+    found = serialization.load_pem_private_key(Path(key).read_bytes(), None)
+    secret = serialization.BestAvailableEncryption(b"secret")
+    Path(key).write_bytes(found.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, secret))
+    assert not certificate.reload_if_changed()
+    assert "encrypted" in caplog.text
+    with pytest.raises(ssl.SSLError, match="encrypted"):
+        Certificate(cert, key)

@@ -11,7 +11,7 @@ from headrace.core.caller import Caller
 from headrace.core.config import CostProfile, EngineConfig
 from headrace.core.errors import HeadraceError, Refused, Unreachable
 from headrace.core.event import EngineLoad
-from headrace.core.messages import End, Frame, GrammarText, Refusal, ScoreTable, WorkerCard, WorkerState
+from headrace.core.messages import End, Frame, Refusal, ScoreTable, SubmitPart, WorkerCard, WorkerState
 from headrace.core.plan import Scores
 from headrace.core.ports import FrameSink
 from headrace.core.request import Request, Tier
@@ -56,6 +56,16 @@ def score_of(position: int, token: int) -> float:
     return -(position + token / 1024)
 
 
+def keys_of(parts: Sequence[SubmitPart]) -> tuple[int, ...]:
+    return tuple(key for part in parts for key in part.keys)
+
+
+def requests_of(parts: Sequence[SubmitPart]) -> list[Request]:
+    return [
+        replace(part.request, choice=part.request.choice + index) for part in parts for index in range(len(part.keys))
+    ]
+
+
 class PlainDialect:
     def frame(self, record: Record) -> bytes:
         return b""
@@ -79,7 +89,7 @@ class HandWorker:
         self.submitted: list[Request] = []
         self.paused: list[int] = []
         self._sink = sink
-        self._inbox: list[tuple[int, Request, GrammarText | None]] = []
+        self._inbox: list[tuple[SubmitPart, ...]] = []
         self._number_of: dict[int, int] = {}
         self._key_of: dict[int, int] = {}
         self._request_of: dict[int, Request] = {}
@@ -95,26 +105,27 @@ class HandWorker:
 
     @property
     def queued_s(self) -> float:
-        return self.load.queue_s + self.load.running_s + 0.05 * len(self._inbox)
+        return self.load.queue_s + self.load.running_s + 0.05 * sum(map(len, map(keys_of, self._inbox)))
 
     @property
     def keys(self) -> list[int]:
-        return [*self._number_of, *(key for key, _, _ in self._inbox)]
+        return [*self._number_of, *(key for parts in self._inbox for key in keys_of(parts))]
 
-    def submit(self, key: int, request: Request, grammar: GrammarText | None) -> None:
+    def submit(self, *parts: SubmitPart) -> None:
         if not self.is_ready:
             raise Unreachable(f"{self.name} is not ready")
-        self._inbox.append((key, request, grammar))
-        self.submitted.append(request)
+        self._inbox.append(parts)
+        self.submitted += requests_of(parts)
 
     def abort(self, key: int, used_tokens: int | None = None) -> None:
-        self._inbox = [entry for entry in self._inbox if entry[0] != key]
+        self._inbox = [parts for parts in self._inbox if key not in keys_of(parts)]
         if key in self._number_of:
             self.engine.abort(self._number_of[key], self.clock.now_s(), used_tokens=used_tokens)
 
     def pause(self, key: int) -> None:
         self.paused.append(key)
-        self.engine.pause(self._number_of[key], self.clock.now_s())
+        if key in self._number_of:
+            self.engine.pause(self._number_of[key], self.clock.now_s())
 
     def resume(self, key: int) -> None:
         self.paused.remove(key)
@@ -124,19 +135,24 @@ class HandWorker:
         accepted: list[int] = []
         refused: list[Refusal] = []
         inbox, self._inbox = self._inbox, []
-        for key, request, grammar in inbox:
+        for parts in inbox:
+            keys, requests = keys_of(parts), requests_of(parts)
             try:
-                number = self.engine.submit(request, self.clock.now_s())
-                if grammar is not None:
-                    self.matchers.add(number, Grammar(grammar.kind, grammar.source)).result()  # type: ignore[arg-type]
+                numbers = self.engine.submit_all(requests, self.clock.now_s())
             except HeadraceError as error:
                 retry_after_s = error.retry_after_s if isinstance(error, Refused) else None
-                refused.append(Refusal(key, error.code, error.message, error.param, retry_after_s))
+                refused.append(Refusal(keys, error.code, error.message, error.param, retry_after_s))
                 continue
-            self._number_of[key] = number
-            self._key_of[number] = key
-            self._request_of[key] = request
-            accepted.append(key)
+            grammars = [part.grammar for part in parts for _ in part.keys]
+            for key, number, request, grammar in zip(keys, numbers, requests, grammars, strict=True):
+                if grammar is not None:
+                    self.matchers.add(number, Grammar(grammar.kind, grammar.source)).result()  # type: ignore[arg-type]
+                self._number_of[key] = number
+                self._key_of[number] = key
+                self._request_of[key] = request
+                if key in self.paused:
+                    self.engine.pause(number, self.clock.now_s())
+            accepted += keys
         if accepted or refused:
             self._send(Frame(0, -1, accepted=tuple(accepted), refused=tuple(refused)))
 

@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from headrace.core.errors import Unreachable
 from headrace.core.event import Counters, EngineLoad, Outcome, Waits
-from headrace.core.messages import End, Frame, GrammarText, WorkerCard, WorkerState
+from headrace.core.messages import End, Frame, GrammarText, SubmitPart, WorkerCard, WorkerState
 from headrace.core.ports import FrameSink
 from headrace.core.request import Request
 from headrace.core.stages import Stage, StageClock
@@ -38,13 +39,16 @@ class ScriptedWorker:
         self._emitted: dict[int, int] = {}
         self._step = 0
 
-    def submit(self, key: int, request: Request, grammar: GrammarText | None) -> None:
+    def submit(self, *parts: SubmitPart) -> None:
         if not self.is_ready:
             raise Unreachable("not ready")
-        self.requests[key] = request
-        self.grammars[key] = grammar
-        self._emitted[key] = 0
-        asyncio.get_running_loop().call_soon(self._sink.take, self.name, Frame(0, -1, accepted=(key,)))
+        for part in parts:
+            for index, key in enumerate(part.keys):
+                self.requests[key] = replace(part.request, choice=part.request.choice + index)
+                self.grammars[key] = part.grammar
+                self._emitted[key] = 0
+        accepted = tuple(key for part in parts for key in part.keys)
+        asyncio.get_running_loop().call_soon(self._sink.take, self.name, Frame(0, -1, accepted=accepted))
 
     def abort(self, key: int, used_tokens: int | None = None) -> None:
         self.aborts.append((key, used_tokens))

@@ -3,18 +3,22 @@
 import asyncio
 import random
 from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from headrace.core.errors import HeadraceError, Unreachable
 from headrace.core.event import Outcome, Waits
-from headrace.core.messages import Frame, WorkerState
+from headrace.core.messages import Frame, ScoreTable, WorkerState
+from headrace.core.plan import Scores
 from headrace.core.stages import Stage, StageClock
 from headrace.serving.ask import Ask
 from headrace.serving.choice import Choice
 from headrace.serving.injection import LateSink
-from headrace.serving.life import spread
+from headrace.serving.life import Life, spread
+from headrace.serving.voice import Voice
 from headrace.streams.journal import Stream
 from headrace.text.limited import LimitedPool
 from tests.unit.serving.network_rig import CONFIG, TOKENIZER, HandWorker, finishes, ids_of, network_rig, text_of
@@ -110,10 +114,6 @@ def test_a_row_that_fails_ends_its_stream_alone(pool: LimitedPool) -> None:
 
 
 def test_a_reply_that_cannot_be_told_fails_alone(pool: LimitedPool, caplog: pytest.LogCaptureFixture) -> None:
-    class Dumb(Choice):
-        def push_one(self, token: int) -> str:
-            raise ZeroDivisionError
-
     class Endless(Choice):
         def finish(self) -> str:
             raise ZeroDivisionError
@@ -305,6 +305,100 @@ def test_an_end_that_overtakes_its_abort_still_counts_to_the_stop(pool: LimitedP
         rig.worker.say(b"a!bcd", end="length")
         assert finishes(stream) == {0: "stop"} and text_of(stream) == "a"
         assert stream.ending is not None and stream.ending.usage.completion_tokens == 2
+        rig.model.close()
+
+    asyncio.run(story())
+
+
+def test_a_pause_is_carried_over_to_the_next_worker(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool, num_workers=2) as rig:
+            stream = await rig.open(Ask(raw="hello", max_tokens=9, n=2))
+            rig.service.pause(stream)
+            holder, other = sorted(rig.workers, key=lambda worker: not worker.submitted)
+            holder.die()
+            assert other.paused == other.keys and len(other.keys) == 2
+            for _ in range(5):
+                other.turn()
+            assert not stream.records
+            rig.service.resume(stream)
+            rig.run()
+            assert finishes(stream) == {0: "length", 1: "length"}
+
+    asyncio.run(story())
+
+
+def fail(*_: object, **__: object) -> None:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("where", ["append", "usage", "tell", "ending"])
+def test_a_life_that_breaks_anywhere_in_a_frame_breaks_alone(
+    pool: LimitedPool, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        rig = ScriptedRig(pool)
+        streams = [await rig.open(Ask(raw="a")) for _ in range(3)]
+        life = rig.service._open[streams[1]]
+        life.counts = True
+        kind, name = {
+            "append": (Stream, "append"),
+            "usage": (Life, "usage"),
+            "tell": (Voice, "tell"),
+            "ending": (Life, "tell_end"),
+        }[where]
+        before = getattr(kind, name)
+
+        def break_one(self: Any, *others: Any, **named: Any) -> Any:
+            is_it = self in (streams[1], life, life.voices[0])
+            return fail() if is_it else before(self, *others, **named)
+
+        monkeypatch.setattr(kind, name, break_one)
+        rig.worker.step(dict.fromkeys(range(3), 65))
+        rig.worker.step(dict.fromkeys(range(3), 66), "length")
+        assert [failure_code(stream) for stream in streams] == [None, "internal_error", None]
+        assert text_of(streams[0]) == text_of(streams[2]) == "AB"
+        assert rig.service.num_sequences == 0
+        rig.model.close()
+
+    asyncio.run(story())
+
+
+class Dumb(Choice):
+    def push_one(self, token: int) -> str:
+        raise ZeroDivisionError
+
+
+def test_text_lost_in_its_last_frame_is_no_success(pool: LimitedPool) -> None:
+    async def story() -> None:
+        rig = ScriptedRig(pool)
+        stream = await rig.open(Ask(raw="a", n=2))
+        rig.service._open[stream].voices[0].choice = Dumb(TOKENIZER.table)
+        rig.worker.step({0: 65, 1: 65}, "length")
+        assert failure_code(stream) == "internal_error" and finishes(stream) == {}
+        rig.model.close()
+
+    asyncio.run(story())
+
+
+def test_a_score_that_cannot_be_told_breaks_its_own_reply_alone(
+    pool: LimitedPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        rig = ScriptedRig(pool)
+        streams = [await rig.open(Ask(raw="a", logprobs=1)) for _ in range(2)]
+        broken, before = rig.service._open[streams[0]].voices[0], Voice.score
+        monkeypatch.setattr(Voice, "score", lambda self, *others: fail() if self is broken else before(self, *others))
+        scores = Scores(
+            np.array([0, 1], np.int64),
+            np.array([1, 1], np.int32),
+            np.zeros(2, np.float32),
+            np.array([[65], [65]], np.int32),
+            np.zeros((2, 1), np.float32),
+        )
+        rig.worker._sink.take("w0", Frame(1, 1, scores=ScoreTable.pack(scores)))
+        rig.worker.step({0: 65, 1: 65}, "length")
+        assert [failure_code(stream) for stream in streams] == ["internal_error", None]
         rig.model.close()
 
     asyncio.run(story())

@@ -136,6 +136,27 @@ def test_a_call_cut_off_by_length_says_length(pool: LimitedPool) -> None:
     asyncio.run(story())
 
 
+def test_a_call_that_broke_off_is_no_call_to_be_run(pool: LimitedPool) -> None:
+    async def story() -> None:
+        rig = ScriptedRig(pool)
+        whole = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+        broken = '<tool_call>\n{"name": "clock", "arguments": {"a": '
+        for key, (said, choice, finish) in enumerate(
+            (
+                (broken, "auto", "stop"),
+                (broken, "required", "stop"),
+                (whole + broken, "auto", "tool_calls"),
+                (whole, "auto", "tool_calls"),
+            )
+        ):
+            stream = await rig.open(chat(tools=[CLOCK], tool_choice=choice))
+            rig.worker.say(said.encode(), key=key, end="stop")
+            assert finishes(stream) == {0: finish}
+        rig.model.close()
+
+    asyncio.run(story())
+
+
 def test_a_forced_call_that_is_cut_off_is_still_a_call_and_no_text(pool: LimitedPool) -> None:
     async def story() -> None:
         rig = ScriptedRig(pool)

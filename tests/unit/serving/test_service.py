@@ -1,8 +1,10 @@
 """Orders over workers: text as the runner's truth has it, refusals before anything is said, exactly one ending."""
 
 import asyncio
+import threading
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.core.caller import Caller
 from headrace.core.errors import (
@@ -15,7 +17,8 @@ from headrace.core.errors import (
     TimedOut,
     Unreachable,
 )
-from headrace.core.messages import WorkerState
+from headrace.core.hashing import chain_blocks
+from headrace.core.messages import SubmitPart, WorkerState
 from headrace.core.request import Tier
 from headrace.core.stages import Stage, StageClock
 from headrace.serving.ask import Ask
@@ -139,14 +142,16 @@ def test_what_is_refused_is_a_typed_error_and_leaves_nothing(
     asyncio.run(story())
 
 
-def test_one_refused_choice_takes_the_others_back(pool: LimitedPool) -> None:
-    from msgspec.structs import replace
-
+def test_choices_are_refused_together(pool: LimitedPool) -> None:
     async def story() -> None:
-        with network_rig(pool, config=replace(CONFIG, slots=1, max_waiting=2)) as rig:
+        with network_rig(pool, config=replace(CONFIG, slots=1, max_waiting=6)) as rig:
+            first = await rig.open(Ask(raw="a", max_tokens=4, n=5))
             with pytest.raises(QueueFull) as caught:
-                await rig.open(Ask(raw="a", max_tokens=4, n=5))
+                await rig.open(Ask(raw="a", max_tokens=4, n=2))
             assert caught.value.retry_after_s > 0.0
+            assert rig.service.num_sequences == 5
+            rig.run()
+            rig.finish(first)
             rig.assert_nothing_left()
 
     asyncio.run(story())
@@ -299,5 +304,67 @@ def test_warming_up_asks_each_template_once_what_it_can(pool: LimitedPool) -> No
             assert rig.model.template is not None and rig.model.template._traits is None
             await rig.service.warm_up()
             assert rig.model.template._traits is not None
+
+    asyncio.run(story())
+
+
+def test_an_order_is_one_submission_with_each_prompt_once(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool) as rig:
+            parts: list[SubmitPart] = []
+            submit = rig.workers[0].submit
+
+            def listen(*made: SubmitPart) -> None:
+                assert not parts, "a second submission"
+                parts.extend(made)
+                submit(*made)
+
+            rig.workers[0].submit = listen  # type: ignore[method-assign]
+            other = Ask(raw="b", max_tokens=3)
+            stream = await rig.say(Ask(raw="a", max_tokens=3, n=3), other, other)
+            assert [(len(part.keys), part.request.choice) for part in parts] == [(3, 0), (1, 0), (1, 0)]
+            truth = rig.workers[0].runner.truth
+            assert [ids_of(stream, choice) for choice in range(3)] == [
+                truth(TOKENIZER.encode_text("a"), 3, seed=7, choice=choice) for choice in range(3)
+            ]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("asks", "param"),
+    [
+        ([Ask(ids=[1] * 2000, n=128)] * 5, "n"),
+        ([Ask(ids=[1] * 2000)] * 600, "prompt"),
+    ],
+)
+def test_choices_times_prompt_tokens_are_bounded(pool: LimitedPool, asks: list[Ask], param: str) -> None:
+    async def story() -> None:
+        with network_rig(pool, config=replace(CONFIG, context_len=4096)) as rig:
+            with pytest.raises(InvalidInput) as caught:
+                await rig.open(*asks)
+            assert caught.value.param == param and caught.value.status == 400
+            assert not rig.workers[0].submitted
+            rig.assert_nothing_left()
+
+    asyncio.run(story())
+
+
+def test_long_prompts_are_hashed_off_the_loop(pool: LimitedPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: dict[int, threading.Thread] = {}
+
+    def chain(root: bytes, ids: tuple[int, ...], block_size: int) -> tuple[bytes, ...]:
+        threads[len(ids)] = threading.current_thread()
+        return chain_blocks(root, ids, block_size)
+
+    async def story() -> None:
+        config = replace(CONFIG, context_len=8192, blocks=4096)
+        with network_rig(pool, config=config) as rig:
+            monkeypatch.setattr("headrace.serving.service.chain_blocks", chain)
+            for length in (100, 5000):
+                await rig.say(Ask(ids=[1] * length, max_tokens=1))
+            assert threads[100] is threading.main_thread() and threads[5000] is not threading.main_thread()
+            hashed = rig.workers[0].submitted[-1]
+            assert hashed.block_hashes == chain_blocks(hashed.prefix_root, hashed.prompt_ids, 4)
 
     asyncio.run(story())

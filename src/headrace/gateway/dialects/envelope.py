@@ -1,6 +1,8 @@
 """What is around the choices of every chunk of a stream. Owns the constant bytes, usage, metadata and the ending.
 
-The bytes of a stream that do not change are made once; a chunk joins them with what its record says.
+The bytes of a stream that do not change are made once; a chunk joins them with what its record says. `headrace`, which
+tells more of a chunk and in the last one the stages, is there where the client asked for it by the header, and only
+there, with usage or without: a client that knows OpenAI's chunks sees nothing else.
 """
 
 import msgspec
@@ -87,7 +89,8 @@ class Envelope:
         extra = b""
         if wants.usage or wants.running_usage:
             extra = b',"usage":' + _encoder.encode(usage_reply(ending.usage))
-        extra += b',"headrace":' + _encoder.encode(self._metadata(record, ending))
+        if wants.metadata:
+            extra += b',"headrace":' + _encoder.encode(self._metadata(record, ending))
         return b"id: %d%b]%b}\n\n%b" % (record.number, self.head, extra, DONE)
 
     def _metadata(self, record: Record, ending: Ending | None) -> ChunkMetadata:

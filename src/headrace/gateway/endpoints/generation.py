@@ -8,13 +8,18 @@ import msgspec
 from headrace.core.caller import Caller
 from headrace.core.errors import HeadraceError
 from headrace.gateway.dialects.envelope import Heading
+from headrace.gateway.dialects.parts import encode_in_parts
 from headrace.gateway.exchange import Exchange
 from headrace.gateway.schemas.asks import blamed
 from headrace.gateway.schemas.chat import ChatBody
 from headrace.gateway.schemas.completion import CompletionBody
 from headrace.serving.order import Order
 from headrace.serving.service import Service
-from headrace.streams.record import Record
+from headrace.streams.journal import Stream
+from headrace.streams.record import Record, Usage
+
+# Tokens and alternatives that are worded within a millisecond or two; more are in a thread.
+LARGE_REPLY = 1000
 
 
 class WholeDialect(Protocol):
@@ -61,6 +66,22 @@ async def answer(
     )
     stream.dialect = dialect
     if order.streamed:
-        await exchange.stream(stream)
+        return await exchange.stream(stream, is_scored=order.asks[0].logprobs is not None)
+    records = await exchange.collect(stream)
+    if _num_told(order, stream) <= LARGE_REPLY:
+        await exchange.reply(dialect.reply(records))
     else:
-        await exchange.reply(dialect.reply(await exchange.collect(stream)))
+        await exchange.reply(await exchange.context.beside(_worded, dialect, records))
+
+
+def _num_told(order: Order, stream: Stream) -> int:
+    """Tokens in the reply, and the alternatives to them."""
+    ask = order.asks[0]
+    usage = stream.ending.usage if stream.ending is not None else Usage()
+    prompt_logprobs = ask.logprobs if ask.echo and ask.prompt_logprobs is None else ask.prompt_logprobs
+    per_prompt_token = int(ask.return_token_ids) if prompt_logprobs is None else prompt_logprobs + 1
+    return usage.completion_tokens * ((ask.logprobs or 0) + 1) + usage.prompt_tokens * ask.n * per_prompt_token
+
+
+def _worded(dialect: WholeDialect, records: Sequence[Record]) -> bytes:
+    return encode_in_parts(dialect.reply(records))

@@ -30,7 +30,7 @@ class UsageReply(Struct, frozen=True):
     completion_tokens_details: CompletionDetails
 
 
-class TopLogprob(Struct, frozen=True):
+class TopLogprob(Struct, frozen=True, gc=False):
     token: str
     bytes: list[int]
     logprob: float
@@ -48,7 +48,7 @@ class ChatLogprobs(Struct, frozen=True):
     refusal: None = None
 
 
-class PromptLogprob(Struct, frozen=True):
+class PromptLogprob(Struct, frozen=True, gc=False):
     logprob: float
     rank: int | None
     decoded_token: str

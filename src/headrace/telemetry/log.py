@@ -1,0 +1,125 @@
+"""Lines for a person, written by a thread of their own. Owns the bounds: who logs never waits for who reads.
+
+What comes while the queue is full is dropped, and how much that was is said as soon as there is room again.
+"""
+
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+MAX_LINES = 2000
+# So many lines a second about people without a key.
+STRANGERS_PER_S = 20
+_MAX_CHARS = 8 << 10
+# Lines of this time are one write, whose whole lines do not mix with those of other processes.
+_GATHER_S = 0.02
+_WRITE_BYTES = 4096
+_FORMAT = "%(levelname)s %(name)s: %(message)s"
+
+
+class LineWriter:
+    """Ends with its context: what is left then has a moment to be written."""
+
+    def __init__(self, fd: int = 2, max_lines: int = MAX_LINES) -> None:
+        self._fd = fd
+        self._max_lines = max_lines
+        # Not `Queue`: its lock would stop a thread that logs while it is logging, as a finaliser can.
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
+        self._num_dropped = 0
+        self._num_told = 0
+        self._thread = threading.Thread(target=self._run, name="lines", daemon=True)
+        self._thread.start()
+
+    def put(self, line: str) -> None:
+        """From any thread; never waits and never fails."""
+        if self._lines.qsize() >= self._max_lines:
+            self._num_dropped += 1
+        else:
+            self._lines.put(line)
+
+    def close(self, within_s: float = 0.5) -> None:
+        self._lines.put(None)
+        self._thread.join(within_s)
+
+    def __enter__(self) -> "LineWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        is_open = True
+        while is_open:
+            lines = [self._lines.get()]
+            if lines[0] is not None:
+                time.sleep(_GATHER_S)
+            while not self._lines.empty():
+                lines.append(self._lines.get())
+            is_open = None not in lines
+            self._write([line for line in lines if line is not None])
+            if self._num_dropped > self._num_told:
+                count, self._num_told = self._num_dropped - self._num_told, self._num_dropped
+                self._write([f"{count} lines were dropped: nobody read them in time"])
+
+    def _write(self, lines: list[str]) -> None:
+        """In pieces of whole lines. Who reads may be gone, with the terminal; that ends nobody."""
+        piece = b""
+        with contextlib.suppress(OSError):
+            for line in lines:
+                data = line.encode("utf-8", "backslashreplace") + b"\n"
+                if piece and len(piece) + len(data) > _WRITE_BYTES:
+                    self._write_all(piece)
+                    piece = b""
+                piece += data
+            self._write_all(piece)
+
+    def _write_all(self, data: bytes) -> None:
+        # Not through a file object: one that is held up in a write cannot be flushed, and so keeps a process from ending.
+        while data:
+            try:
+                data = data[os.write(self._fd, data) :]
+            except BlockingIOError:
+                select.select([], [self._fd], [])
+
+
+def log_to(lines: LineWriter) -> None:
+    """Everything that this process logs."""
+    logging.basicConfig(level=logging.INFO, handlers=[_ToLines(lines)], format=_FORMAT)
+
+
+class _ToLines(logging.Handler):
+    def __init__(self, lines: LineWriter) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.put(self.format(record)[:_MAX_CHARS])
+        except Exception:  # noqa: BLE001 - a line that cannot be made must not end who logs it
+            self._lines.put(f"{record.name}: a line could not be made of {record.msg!r}")
+
+
+@dataclass(slots=True)
+class Allowance:
+    """At most so many in each second. What is beyond is counted, and the count is told with the next that passes."""
+
+    per_s: int
+    _second_s: float = 0.0
+    _num_passed: int = 0
+    _num_left_out: int = 0
+
+    def take(self, now_s: float) -> int | None:
+        """None: leave it out. Else how many were left out since the last that passed."""
+        if not 0.0 <= now_s - self._second_s < 1.0:
+            self._second_s, self._num_passed = now_s, 0
+        if self._num_passed >= self.per_s:
+            self._num_left_out += 1
+            return None
+        self._num_passed += 1
+        count, self._num_left_out = self._num_left_out, 0
+        return count
