@@ -4,16 +4,25 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from openai import OpenAI
 
-from tests.api.live_server import LiveServer, live_server
+from tests.api.live_server import PATIENCE_S, LiveServer, live_server, written
 
 _MOST_LINES = 200
+FAKE = """
+[[models]]
+name = "fake"
+runner = "fake"
+[models.fake]
+profile = { c0_s = 0.001, c_in_s = 1e-6, c_out_s = 1e-6 }
+"""
 
 
 @pytest.fixture(scope="session")
 def fake_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """`--runner fake`, one worker: answers can be computed from prompts. Not for tests that kill."""
-    with live_server(tmp_path_factory.mktemp("fake"), "--runner", "fake") as server:
+    """The fake with short steps, one worker: answers can be computed from prompts. Not for tests that kill."""
+    home = tmp_path_factory.mktemp("fake")
+    with live_server(home, "--config", str(written(home, FAKE))) as server:
         yield server
 
 
@@ -22,6 +31,24 @@ def model_server(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -
     """The default chat model, really computed."""
     with live_server(tmp_path_factory.mktemp("model"), "--model", f"default={smollm2_path}") as server:
         yield server
+
+
+@pytest.fixture
+def client(fake_server: LiveServer) -> Iterator[OpenAI]:
+    """The official client, of the fake."""
+    with openai_client(fake_server) as client:
+        yield client
+
+
+@pytest.fixture
+def model_client(model_server: LiveServer) -> Iterator[OpenAI]:
+    """The official client, of the default model."""
+    with openai_client(model_server) as client:
+        yield client
+
+
+def openai_client(server: LiveServer, key: str | None = None, max_retries: int = 0) -> OpenAI:
+    return OpenAI(base_url=f"{server.url}/v1", api_key=key or server.key, max_retries=max_retries, timeout=PATIENCE_S)
 
 
 @pytest.fixture

@@ -93,6 +93,14 @@ class LiveServer:
         choices = [choice for chunk in self.stream(**fields) for choice in chunk["choices"]]
         return "".join(choice["delta"].get("content") or "" for choice in choices)
 
+    def figure(self, name: str, **labels: str) -> float:
+        """A metric, summed over the series that have these labels."""
+        with self.connect() as connection:
+            lines = self.send(connection, "GET", "/metrics", None).read().decode().splitlines()
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        found = [line.rpartition(" ") for line in lines if line.startswith((f"{name}{{", f"{name} "))]
+        return sum(float(value) for series, _, value in found if all(each in series for each in wanted))
+
     @contextmanager
     def connect(self) -> Iterator[http.client.HTTPConnection]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
@@ -128,6 +136,14 @@ def live_server(home: Path, *argv: str) -> Iterator[LiveServer]:
         yield server
     finally:
         server.close()
+
+
+def written(home: Path, text: str) -> Path:
+    """A configuration file with this text."""
+    home.mkdir(parents=True, exist_ok=True)
+    path = home / "headrace.toml"
+    path.write_text(text)
+    return path
 
 
 def eventually(look: Callable[[], T | None], otherwise: str, within_s: float = PATIENCE_S) -> T:

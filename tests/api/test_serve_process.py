@@ -1,11 +1,16 @@
 """`headrace serve` as a process: it comes up, survives its children, reads its file again, and leaves nothing behind."""
 
+import http.client
+import json
+import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -18,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from headrace.accounts.keys import hash_key
-from tests.api.live_server import LiveServer, descendants, eventually, is_alive, live_server
+from tests.api.live_server import START_S, LiveServer, descendants, eventually, is_alive, live_server
 
 SLOW = '[[models]]\nname = "fake"\nrunner = "fake"\n[models.fake.profile]\nc0_s = 0.05\n'
 CHAT = {"model": "default", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
@@ -175,6 +180,44 @@ def test_streams_that_outlast_the_grace_end_with_an_error(home: Path) -> None:
         listener.join(5)
         assert (listener.finish, listener.error) == (None, None)
         assert listener.failure is not None and listener.failure["message"]
+
+
+def test_a_client_that_does_not_read_holds_up_no_stop(home: Path) -> None:
+    path = written(home, f"[gateway]\ndrain_s = 1.0\n{SLOW.replace('0.05', '1e-5')}")
+    with live_server(home, "--config", str(path)) as server, server.connect() as connection:
+        server.send(connection, "POST", "/v1/chat/completions", {**CHAT, "stream": True, "n": 8, "max_tokens": 8000})
+        eventually(lambda: server.figure("headrace_replica_running") == 0, "still computes")
+        server.signal(signal.SIGTERM)
+        assert server.wait(15) == 0
+        assert "is killed" not in server.said()
+
+
+def test_who_does_not_read_its_remarks_stops_nothing(home: Path) -> None:
+    reading, stderr = os.pipe()
+    home.mkdir(parents=True)
+    os.set_blocking(stderr, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(stderr, b"x" * 4096)
+    os.set_blocking(stderr, True)
+    command = [sys.executable, "-m", "headrace.cli.main", "serve", "--runner", "fake", "--port", "0", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=_home(home))
+    try:
+        assert process.stdout is not None
+        assert select.select([process.stdout], [], [], START_S)[0], "it did not come up"
+        port = int(json.loads(process.stdout.readline())["url"].rpartition(":")[2])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        for _ in range(3000):
+            connection.request("GET", "/v1/models", headers={"Authorization": "Bearer none"})
+            assert connection.getresponse().read()
+        connection.close()
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.communicate()
+        os.close(reading)
+        os.close(stderr)
 
 
 def test_a_second_interrupt_ends_it_at_once(home: Path) -> None:

@@ -45,7 +45,7 @@ class Tab:
 def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium")
     if chromium is None:
-        pytest.skip("chromium is not installed (Debian and Ubuntu: apt install chromium)")
+        pytest.fail("these tests need chromium; on Debian and Ubuntu: apt-get install chromium", pytrace=False)
     expect.set_options(timeout=1000 * PATIENCE_S)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium)

@@ -1,0 +1,182 @@
+"""Several models, several workers of one, several tenants: who is asked, who answers, and for whom."""
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from headrace.accounts.keys import hash_key
+from tests.api.conftest import openai_client
+from tests.api.live_server import LiveServer, eventually, live_server, written
+
+ALICE, BOB = "the-key-of-alice", "the-key-of-bob"
+MODELS = """
+[[models]]
+name = "swift"
+aliases = ["quick", "fast"]
+runner = "fake"
+workers = 2
+[models.fake]
+slots = 4
+profile = {{ c0_s = 0.005 }}
+
+[[models]]
+name = "org/Steady-1.5:chat"
+runner = "fake"
+[models.fake]
+vocab_size = 1024
+slots = 1
+profile = {{ c0_s = 0.005 }}
+
+[[tenants]]
+name = "alice"
+keys = ["{alice}"]
+tier = "enterprise"
+
+[[tenants]]
+name = "bob"
+keys = ["{bob}"]
+tier = "{tier}"
+"""
+STEADY = "org/Steady-1.5:chat"
+
+
+def config(tier: str = "free") -> str:
+    return MODELS.format(alice=hash_key(ALICE), bob=hash_key(BOB), tier=tier)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    home = tmp_path_factory.mktemp("several")
+    with live_server(home, "--config", str(written(home, config()))) as server:
+        yield server
+
+
+@pytest.fixture
+def alice(server: LiveServer) -> Iterator[OpenAI]:
+    with openai_client(server, key=ALICE) as client:
+        yield client
+
+
+def chat(model: str = "swift", **fields: Any) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20, "seed": 7, **fields}
+
+
+def test_each_model_answers_under_its_names(alice: OpenAI) -> None:
+    listed = {model.id: model for model in alice.models.list()}
+    assert set(listed) == {"swift", STEADY}
+    replies = {
+        name: alice.chat.completions.create(**chat(name)) for name in ("swift", "quick", "fast", "default", STEADY)
+    }
+    assert {name: reply.model for name, reply in replies.items()} == {
+        "swift": "swift", "quick": "swift", "fast": "swift", "default": "swift", STEADY: STEADY,
+    }  # fmt: skip
+    texts = {name: reply.choices[0].message.content for name, reply in replies.items()}
+    assert texts["quick"] == texts["fast"] == texts["default"] == texts["swift"] != texts[STEADY]
+    assert alice.models.retrieve(STEADY) == listed[STEADY] and alice.models.retrieve("quick") == listed["swift"]
+
+
+def test_another_is_not_found_and_the_list_is_told(server: LiveServer) -> None:
+    status, reply = server.ask("POST", "/v1/chat/completions", chat("swif"), key=ALICE)
+    assert status == 404 and reply["error"]["code"] == "model_not_found"
+    assert all(name in reply["error"]["message"] for name in ("swift", "quick", "fast", STEADY))
+
+
+def test_workers_of_one_model_share_its_load(server: LiveServer) -> None:
+    names = [f"shared-{number}" for number in range(8)]
+    statuses: list[int] = []
+
+    def ask(name: str) -> None:
+        with server.connect() as connection:
+            headers = {"Authorization": f"Bearer {ALICE}", "Content-Type": "application/json", "x-request-id": name}
+            connection.request("POST", "/v1/chat/completions", json.dumps(chat(max_tokens=100)), headers)
+            response = connection.getresponse()
+            response.read()
+            statuses.append(response.status)
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert statuses == [200] * 8
+    explained = [server.ask("GET", f"/v1/requests/{name}/explain", key=ALICE)[1] for name in names]
+    # By estimated work, so one more or less is no fault.
+    shares = Counter(each["replica"] for each in explained)
+    assert set(shares) == {"swift/0", "swift/1"} and min(shares.values()) >= 3
+
+
+def test_a_request_belongs_to_its_keys_tenant_alone(server: LiveServer) -> None:
+    def asked_by(tenant: str) -> float:
+        return server.figure("headrace_requests_total", route="/v1/chat/completions", tenant=tenant)
+
+    before = asked_by("alice"), asked_by("bob")
+    with openai_client(server, key=BOB) as bob:
+        # What a body says of users and tiers changes no tenant.
+        reply = bob.chat.completions.create(**chat(user="alice"), extra_body={"tenant": "alice"})
+    assert (asked_by("alice"), asked_by("bob")) == (before[0], before[1] + 1)
+    path = f"/v1/requests/{reply._request_id}/explain"
+    assert server.ask("GET", path, key=BOB)[0] == 200
+    # To others it is not there, and neither is it forbidden.
+    assert server.ask("GET", path, key=ALICE) == (404, server.ask("GET", "/v1/requests/nothing/explain", key=ALICE)[1])
+
+
+class Served(threading.Thread):
+    """A request of the one-slot model, and when it was answered."""
+
+    def __init__(self, server: LiveServer, key: str, max_tokens: int = 40, **fields: Any) -> None:
+        super().__init__()
+        self.status, self.ended_s = 0, 0.0
+        self._server, self._key = server, key
+        self._fields = {"max_tokens": max_tokens, **fields}
+        self.start()
+
+    def run(self) -> None:
+        body = chat(STEADY, **self._fields)
+        self.status, _ = self._server.ask("POST", "/v1/chat/completions", body, key=self._key)
+        self.ended_s = time.monotonic()
+
+
+def first_served(server: LiveServer, first: dict[str, Any], second: dict[str, Any]) -> str:
+    """While the only slot is taken two come, one after the other: which of them is served first, forty steps before."""
+
+    def wait_for(name: str, value: float) -> None:
+        figure = f"headrace_replica_{name}"
+        eventually(lambda: server.figure(figure, model=STEADY) == value, f"not {value} {name}")
+
+    sitting = [Served(server, ALICE, max_tokens=100)]
+    wait_for("running", 1)
+    for number, fields in enumerate((first, second)):
+        sitting.append(Served(server, **fields))
+        wait_for("waiting", number + 1)
+    for each in sitting:
+        each.join()
+    assert [each.status for each in sitting] == [200] * 3
+    return "first" if sitting[1].ended_s < sitting[2].ended_s else "second"
+
+
+def test_priority_lowers_a_tier_and_never_raises_it(server: LiveServer) -> None:
+    # Bob is free; that he claims to be more changes nothing: Alice, who came after him, goes first.
+    assert first_served(server, {"key": BOB, "priority": "enterprise"}, {"key": ALICE}) == "second"
+    assert first_served(server, {"key": BOB, "priority": -5}, {"key": ALICE}) == "second"
+    # She may say that hers can wait.
+    assert first_served(server, {"key": ALICE, "priority": "batch"}, {"key": BOB}) == "second"
+    assert first_served(server, {"key": ALICE}, {"key": BOB}) == "first"
+
+
+def test_a_reload_changes_a_tier_and_a_broken_file_changes_nothing(home: Path) -> None:
+    path = written(home, config())
+    with live_server(home, "--config", str(path)) as server:
+        assert first_served(server, {"key": BOB}, {"key": ALICE}) == "second"
+        path.write_text(config().replace('tier = "free"', 'tier = "royal"'))
+        eventually(lambda: "stays as it was" in server.said(), "no word about the broken file")
+        assert first_served(server, {"key": BOB}, {"key": ALICE}) == "second"
+        path.write_text(config("enterprise").replace('name = "alice"', 'name = "alice"\nweight = 0.01'))
+        # Of the same tier now, and with a hundred times her weight: Bob's turn comes first.
+        eventually(lambda: first_served(server, {"key": ALICE}, {"key": BOB}) == "second", "not reloaded")
