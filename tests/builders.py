@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from headrace.core.config import CostProfile, EngineConfig, TenantConfig, TierTargets
 from headrace.core.event import Ended, StepFrame
 from headrace.core.hashing import chain_blocks, chain_root
+from headrace.core.messages import GrammarText, SubmitPart
 from headrace.core.plan import Plan
 from headrace.core.ports import MaskSource
 from headrace.core.request import Admission, Request, SamplingParams, Tier
@@ -93,6 +94,11 @@ def request(
     return replace(made, **others) if others else made
 
 
+def part(key: int, made: Request, grammar: GrammarText | None = None, *, n: int = 1) -> SubmitPart:
+    """`n` choices of a request, under keys from `key` on."""
+    return SubmitPart(tuple(range(key, key + n)), made, grammar)
+
+
 class Rig:
     """An engine, its fake runner and everything they said."""
 
@@ -137,11 +143,15 @@ class Rig:
         """`output`: the runner ends the stream there, unforeseen by the scheduler."""
         if output is not None:
             self.runner.script(made.request_id, made.choice, output)
-        number = self.engine.submit(made, self.now_s)
-        self.requests[number] = made
-        self.tokens[number] = list(made.replay_ids)
-        self.token_times[number] = []
-        return number
+        return self.submit_all([made])[0]
+
+    def submit_all(self, made: Sequence[Request]) -> list[int]:
+        numbers = self.engine.submit_all(made, self.now_s)
+        for number, one in zip(numbers, made, strict=True):
+            self.requests[number] = one
+            self.tokens[number] = list(one.replay_ids)
+            self.token_times[number] = []
+        return numbers
 
     def plan(self) -> Plan | None:
         """Launch one plan if there is one."""

@@ -195,6 +195,7 @@ def test_more_than_the_bound_closes_that_link_alone(stage: Stage) -> None:
         good, (here, there) = await party.dial(), await party.pair()
         for _ in range(16):
             here.link.send(Note(1, bytes(1 << 16)))
+        assert not here.link.is_open and good.link.is_open
         assert here.link.pending_bytes <= 1 << 20 and "wait" in await here.end()
         await there.end()
         here.link.send(Note(2))

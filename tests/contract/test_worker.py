@@ -19,6 +19,7 @@ from headrace.cluster.replica import Replica
 from headrace.cluster.replicas import Replicas
 from headrace.core.clock import SystemClock
 from headrace.core.config import CostProfile, FakeConfig, ModelConfig
+from headrace.core.errors import QueueFull
 from headrace.core.event import Outcome
 from headrace.core.messages import GrammarText, WorkerCard, WorkerState
 from headrace.core.ports import Network
@@ -28,7 +29,7 @@ from headrace.transport.memory import MemoryNetwork
 from headrace.transport.unix import UnixNetwork
 from headrace.worker.host import WorkerHost
 from headrace.worker.mounting import mount_fake
-from tests.builders import prompt, request
+from tests.builders import part, prompt, request
 from tests.unit.worker.rig import Ear, ready
 
 QUICK = ModelConfig("m", runner="fake", fake=FakeConfig(sleep=False, slots=16, blocks=256, context_len=1024))
@@ -108,8 +109,10 @@ def ask(key: int, length: int, max_tokens: int) -> Request:
     return request(f"r{key}", max_tokens=max_tokens, ids=prompt(length, key, 256), sampling=SamplingParams(seed=key))
 
 
-def right(made: Request) -> list[int]:
-    return truth(made.prompt_ids, made.max_tokens or 0, vocab_size=512, eos_ids=(258,), seed=made.sampling.seed)
+def right(made: Request, choice: int = 0) -> list[int]:
+    return truth(
+        made.prompt_ids, made.max_tokens or 0, vocab_size=512, eos_ids=(258,), seed=made.sampling.seed, choice=choice
+    )
 
 
 def test_the_straggler_holds_up_nobody_and_every_token_is_true(home: Home) -> None:
@@ -118,7 +121,7 @@ def test_the_straggler_holds_up_nobody_and_every_token_is_true(home: Home) -> No
             replica = await ready(replicas, ear)
             made = {key: ask(key, 8, 10 if key else 400) for key in range(16)}
             for key, one in made.items():
-                replica.submit(key, one)
+                replica.submit(part(key, one))
             await ear.all_over(list(made))
             assert sorted(ear.accepted) == sorted(made) and ear.order[-1] == 0
             assert max(frame.step for frame in ear.frames if any(end.key for end in frame.ended)) < 30
@@ -132,7 +135,7 @@ def test_a_grammar_is_followed(home: Home) -> None:
     async def story() -> None:
         async with home(QUICK) as place, place.gateway() as (replicas, ear):
             replica = await ready(replicas, ear)
-            replica.submit(1, ask(1, 8, 20), GrammarText("choice", '["yes","no"]'))
+            replica.submit(part(1, ask(1, 8, 20), GrammarText("choice", '["yes","no"]')))
             await ear.all_over([1])
             assert bytes(ear.tokens[1][:-1]).decode() in ("yes", "no")
 
@@ -151,7 +154,7 @@ def test_a_thousand_random_lives_end_once_each_and_leave_nothing(home: Home) -> 
             replica = await ready(replicas, ear)
             made = {key: ask(key, luck.randint(1, 60), luck.randint(1, 60)) for key in range(100)}
             for key, one in made.items():
-                replica.submit(key, one)
+                replica.submit(part(key, one))
                 if luck.random() < 0.4:
                     replica.abort(luck.randint(0, key), luck.choice([None, 0, 3]))
                 if luck.random() < 0.2:
@@ -176,7 +179,7 @@ def test_a_thousand_random_lives_end_once_each_and_leave_nothing(home: Home) -> 
             assert 0 in done and sum(done) > 0
             async with place.gateway() as (replicas, ear):
                 replica = await ready(replicas, ear)
-                replica.submit(1, ask(1, 8, 1))
+                replica.submit(part(1, ask(1, 8, 1)))
                 await ear.all_over([1])
                 load = ear.frames[-1].load
                 assert load is not None and (load.used_blocks, load.running, load.waiting) == (0, 0, 0)
@@ -189,11 +192,11 @@ def test_a_drain_finishes_refuses_and_leaves_with_zero() -> None:
         async with process(SLOW) as (place, child), place.gateway() as (replicas, ear):
             replica = await ready(replicas, ear)
             made = ask(1, 8, 40)
-            replica.submit(1, made)
+            replica.submit(part(1, made))
             await ear.until(lambda: len(ear.tokens.get(1, [])) > 2)
             child.send_signal(signal.SIGINT)
             child.terminate()
-            replica.submit(2, ask(2, 8, 5))
+            replica.submit(part(2, ask(2, 8, 5)))
             await ear.all_over([1, 2])
             assert ear.tokens[1] == right(made)
             assert 2 in ear.ended or ear.refused[2].code == "draining"
@@ -207,7 +210,7 @@ def test_what_is_left_after_the_grace_is_aborted() -> None:
     async def story() -> None:
         async with process(SLOW, "--grace-s", "0.1") as (place, child), place.gateway() as (replicas, ear):
             replica = await ready(replicas, ear)
-            replica.submit(1, ask(1, 8, 5000))
+            replica.submit(part(1, ask(1, 8, 5000)))
             await ear.until(lambda: 1 in ear.tokens)
             child.terminate()
             await ear.all_over([1])
@@ -222,7 +225,7 @@ def test_a_hung_step_ends_the_worker_with_seventy() -> None:
         hang = ("--inject-json", '{"prefill": 60.0}')
         async with process(QUICK, *hang) as (place, child), place.gateway() as (replicas, ear):
             replica = await ready(replicas, ear)
-            replica.submit(1, ask(1, 8, 5))
+            replica.submit(part(1, ask(1, 8, 5)))
             await ear.all_over([1])
             assert ear.lost_keys == [1] and 1 not in ear.tokens
             assert await asyncio.to_thread(child.wait, PATIENCE_S) == 70
@@ -234,7 +237,7 @@ def test_a_killed_worker_loses_its_sequences_at_once() -> None:
     async def story() -> None:
         async with process(SLOW) as (place, child), place.gateway() as (replicas, ear):
             replica = await ready(replicas, ear)
-            replica.submit(1, ask(1, 8, 1000))
+            replica.submit(part(1, ask(1, 8, 1000)))
             await ear.until(lambda: 1 in ear.tokens)
             child.kill()
             await ear.all_over([1])
@@ -247,14 +250,14 @@ def test_a_stopped_worker_is_given_up_and_found_again_without_late_tokens() -> N
     async def story() -> None:
         async with process(SLOW) as (place, child), place.gateway() as (replicas, ear):
             replica = await ready(replicas, ear)
-            replica.submit(1, ask(1, 8, 1000))
+            replica.submit(part(1, ask(1, 8, 1000)))
             await ear.until(lambda: 1 in ear.tokens)
             child.send_signal(signal.SIGSTOP)
             await ear.all_over([1])
             said = len(ear.tokens[1])
             child.send_signal(signal.SIGCONT)
             await ready(replicas, ear)
-            replica.submit(2, ask(2, 8, 5))
+            replica.submit(part(2, ask(2, 8, 5)))
             await ear.all_over([2])
             assert ear.tokens[2] == right(ask(2, 8, 5)) and len(ear.tokens[1]) == said
             assert child.poll() is None
@@ -308,3 +311,42 @@ def test_what_cannot_be_run_is_one_line_and_a_code(words: tuple[str, ...], code:
             command(Path(folder) / "worker", QUICK, *words), capture_output=True, text=True, timeout=60, check=False
         )
     assert done.returncode == code and "Traceback" not in done.stderr
+
+
+def test_an_order_of_many_choices_is_one_and_each_is_true(home: Home) -> None:
+    async def story() -> None:
+        async with home(QUICK) as place, place.gateway() as (replicas, ear):
+            replica = await ready(replicas, ear)
+            made = ask(1, 100, 5)
+            replica.submit(part(0, made, n=40), part(40, ask(2, 8, 5)))
+            await ear.all_over(range(41))
+            assert ear.accepted == list(range(41)) and ear.tokens[40] == right(ask(2, 8, 5))
+            for choice in range(40):
+                assert ear.tokens[choice] == right(made, choice)
+
+    play(story)
+
+
+def test_a_flood_of_orders_is_refused_and_closes_no_link(home: Home) -> None:
+    async def story() -> None:
+        async with home(QUICK) as place, place.gateway() as (replicas, ear):
+            replica = await ready(replicas, ear)
+            replica.submit(part(0, ask(0, 8, 400)))
+            await ear.until(lambda: bool(ear.tokens))
+            huge = request("huge", ids=(2**31 - 1,) * 2_000_000)
+            sent = []
+            for key in range(1, 12):
+                try:
+                    replica.submit(part(key, huge))
+                    sent.append(key)
+                except QueueFull:
+                    break
+            assert 1 < len(sent) < 8
+            await ear.all_over([0, *sent])
+            assert ear.tokens[0] == right(ask(0, 8, 400)) and not ear.lost_keys
+            assert {ear.refused[key].code for key in sent} <= {"context_length_exceeded", "queue_full"}
+            replica.submit(part(99, ask(99, 8, 5)))
+            await ear.all_over([99])
+            assert ear.tokens[99] == right(ask(99, 8, 5))
+
+    play(story)

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from headrace.core.errors import Unreachable
+from headrace.core.errors import QueueFull, Unreachable
 from headrace.core.event import EngineLoad
 from headrace.core.messages import (
     PROTOCOL,
@@ -19,11 +19,11 @@ from headrace.core.messages import (
     Frame,
     FromGateway,
     FromWorker,
-    GrammarText,
     Hello,
     Pause,
     Resume,
     Submit,
+    SubmitPart,
     Tenants,
     Welcome,
     Withdraw,
@@ -31,7 +31,6 @@ from headrace.core.messages import (
     WorkerState,
 )
 from headrace.core.ports import FrameSink, Link
-from headrace.core.request import Request
 from headrace.worker.vigil import Vigil
 
 log = logging.getLogger("headrace.cluster")
@@ -39,14 +38,36 @@ log = logging.getLogger("headrace.cluster")
 LOOK_S = 0.25
 SILENCE_S = 2.0
 _NO_LOAD = EngineLoad(0.0, 0.0, 0, 0, 0, 0, 0, 0)
+# With so much on its way to a worker it gets nothing new. Far below what a link holds: what was taken in must not be
+# lost to what comes after it.
+_CROWDED_BYTES = 16 << 20
 # What a sequence costs before the worker has told of any.
 _FIRST_GUESS_S = 0.05
+
+
+class NewcomerWork:
+    """What one more sequence of a model is taken for until its worker has counted it. All its replicas share one: with
+    one each, what the last sequence had left would decide where the next burst goes."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        self.seconds = _FIRST_GUESS_S
+
+    def learn(self, load: EngineLoad) -> None:
+        """From a load that has just counted a newcomer: others have less left of theirs."""
+        sequences = load.waiting + load.running
+        if sequences:
+            # Half of what runs counts as done.
+            self.seconds = (load.queue_s + 2.0 * load.running_s) / sequences
 
 
 class Replica:
     """`progress` and `note` tell how far a worker that is not ready has come."""
 
-    def __init__(self, name: str, model: str, address: str, sink: FrameSink) -> None:
+    def __init__(
+        self, name: str, model: str, address: str, sink: FrameSink, newcomer: NewcomerWork | None = None
+    ) -> None:
         self.name = name
         self.model = model
         self.address = address
@@ -58,12 +79,13 @@ class Replica:
         self.note = ""
         self.epoch = 0
         self.on_change: Callable[[Replica], None] = lambda _: None
+        self.on_service: Callable[[Replica, dict[str, float]], None] = lambda _, __: None
         self._sink = sink
         self._connection: ReplicaLink | None = None
         self._live: dict[int, None] = {}
         # Submitted and not in the worker's load yet.
         self._untold: set[int] = set()
-        self._sequence_s = _FIRST_GUESS_S
+        self._newcomer = newcomer or NewcomerWork()
 
     @property
     def is_connected(self) -> bool:
@@ -71,7 +93,8 @@ class Replica:
 
     @property
     def is_ready(self) -> bool:
-        return self._connection is not None and self.state is WorkerState.READY
+        connection = self._connection
+        return connection is not None and connection.link.is_open and self.state is WorkerState.READY
 
     @property
     def num_live(self) -> int:
@@ -79,18 +102,22 @@ class Replica:
 
     @property
     def queued_s(self) -> float:
-        """Seconds of work there. What its last load does not count yet is taken at the mean work of a sequence in
-        the loads before: the engine's own estimate, and it only has to last until the worker's next frame."""
-        return self.load.queue_s + self.load.running_s + len(self._untold) * self._sequence_s
+        """Seconds of work there. What its last load does not count yet is taken for a newcomer like those before: the
+        engine's own estimate, and it only has to last until the worker's next frame."""
+        return self.load.queue_s + self.load.running_s + len(self._untold) * self._newcomer.seconds
 
-    def submit(self, key: int, request: Request, grammar: GrammarText | None = None) -> None:
-        """Raises Unreachable, nothing sent, where the worker is not ready."""
+    def submit(self, *parts: SubmitPart) -> None:
+        """Raises Unreachable where the worker is not ready, QueueFull where too much is on its way there; nothing is
+        sent or kept then."""
         connection = self._connection
-        if connection is None or self.state is not WorkerState.READY:
+        if connection is None or not self.is_ready:
             raise Unreachable(f"{self.name} is not ready")
-        self._live[key] = None
-        self._untold.add(key)
-        connection.link.send(Submit(key, request, grammar))
+        if connection.link.pending_bytes > _CROWDED_BYTES:
+            raise QueueFull("the worker is behind with taking requests in", retry_after_s=1.0)
+        submit = Submit(parts)
+        connection.link.send(submit)
+        self._live.update(dict.fromkeys(submit.keys))
+        self._untold.update(submit.keys)
 
     def abort(self, key: int, used_tokens: int | None = None) -> None:
         self._tell(key, Abort(key, used_tokens))
@@ -127,18 +154,22 @@ class Replica:
     def heard(self, beat: Beat) -> None:
         self.step_age_s = beat.step_age_s
         self.progress, self.note = beat.progress, beat.note
-        self._learn(beat.load)
+        self.load = beat.load
         self._see(beat.card, beat.state)
+        if beat.service:
+            self.on_service(self, beat.service)
 
     def take(self, frame: Frame) -> None:
         for end in frame.ended:
             self._live.pop(end.key, None)
-        for refusal in frame.refused:
-            self._live.pop(refusal.key, None)
-            self._untold.discard(refusal.key)
+        for key in (key for refusal in frame.refused for key in refusal.keys):
+            self._live.pop(key, None)
+            self._untold.discard(key)
         self._untold.difference_update(frame.accepted)
         if frame.load is not None:
-            self._learn(frame.load)
+            self.load = frame.load
+            if frame.accepted:
+                self._newcomer.learn(frame.load)
         self._sink.take(self.name, frame)
 
     def disconnected(self, connection: "ReplicaLink") -> None:
@@ -160,13 +191,6 @@ class Replica:
         self.card, self.state = card, state
         if changed or self._connection is None:
             self.on_change(self)
-
-    def _learn(self, load: EngineLoad) -> None:
-        self.load = load
-        sequences = load.waiting + load.running
-        if sequences:
-            # Half of what runs counts as done.
-            self._sequence_s = (load.queue_s + 2.0 * load.running_s) / sequences
 
 
 class ReplicaLink:

@@ -1,6 +1,6 @@
 """All replicas that a gateway knows, by model: dials each, dials again when it is gone, watches for silence.
 
-Owns the connections' lives and the tenants that workers are told of. Which replica gets a request is the router's.
+Owns the connections' lives, the tenants that workers are told of, and what each hears of the others' service. Which replica gets a request is the router's.
 """
 
 import asyncio
@@ -8,10 +8,10 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from headrace.cluster.replica import LOOK_S, Replica, ReplicaLink
+from headrace.cluster.replica import LOOK_S, NewcomerWork, Replica, ReplicaLink
 from headrace.core.config import TenantConfig
 from headrace.core.errors import HeadraceError
-from headrace.core.messages import FromWorker, Tenants
+from headrace.core.messages import FromWorker, Service, Tenants
 from headrace.core.ports import Clock, FrameSink, Link, Network
 
 log = logging.getLogger("headrace.cluster")
@@ -51,14 +51,12 @@ class Replicas:
         self._clock = clock
         self._tenants = Tenants(tenants)
         self._gateway = secrets.token_hex(8)
-        self._by_model = {
-            model: [Replica(f"{model}/{index}", model, address, sink) for index, address in enumerate(places)]
-            for model, places in addresses.items()
-        }
+        self._by_model = {model: _replicas_of(model, places, sink) for model, places in addresses.items()}
         self._links: dict[str, ReplicaLink] = {}
         self._tasks: list[asyncio.Task[None]] = []
         for replica in self:
             replica.on_change = on_change or replica.on_change
+            replica.on_service = self._share
 
     def __iter__(self) -> Iterator[Replica]:
         return iter([replica for replicas in self._by_model.values() for replica in replicas])
@@ -95,6 +93,12 @@ class Replicas:
         for connection in list(self._links.values()):
             connection.look(now_s)
 
+    def _share(self, giver: Replica, seconds: dict[str, float]) -> None:
+        """What a tenant is given by one replica counts at all others of the model."""
+        for replica in self.of(giver.model):
+            if replica is not giver:
+                replica.send(Service(seconds))
+
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
@@ -124,3 +128,8 @@ class Replicas:
         self._links[replica.name] = connection
         connection.greet(self._gateway, self._tenants)
         return connection
+
+
+def _replicas_of(model: str, places: Sequence[str], sink: FrameSink) -> list[Replica]:
+    newcomer = NewcomerWork()
+    return [Replica(f"{model}/{index}", model, address, sink, newcomer) for index, address in enumerate(places)]

@@ -68,12 +68,23 @@ class GrammarText(Struct, frozen=True):
     source: str = ""
 
 
-class Submit(Struct, frozen=True, tag="submit"):
-    """Answered by rows, and by exactly one `End` or `Refusal`, all in frames."""
+class SubmitPart(Struct, frozen=True):
+    """Choices of one prompt, which travels once: `keys[i]` is choice `request.choice + i`."""
 
-    key: int
+    keys: tuple[int, ...]
     request: Request
     grammar: GrammarText | None = None
+
+
+class Submit(Struct, frozen=True, tag="submit"):
+    """All sequences of one client's request: taken in as one, or refused as one. A key that was taken in is answered
+    by rows and by exactly one `End`; all in frames."""
+
+    parts: tuple[SubmitPart, ...]
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        return tuple(key for part in self.parts for key in part.keys)
 
 
 class Abort(Struct, frozen=True, tag="abort"):
@@ -109,13 +120,19 @@ class Tenants(Struct, frozen=True, tag="tenants"):
     tenants: tuple[TenantConfig, ...]
 
 
+class Service(Struct, frozen=True, tag="service"):
+    """Device-seconds that tenants were given by other replicas of the model since this was last told."""
+
+    seconds: dict[str, float]
+
+
 class Drain(Struct, frozen=True, tag="drain"):
     """Take nothing new, finish what there is, abort what is left after the grace, then exit."""
 
     grace_s: float
 
 
-FromGateway = Hello | Submit | Abort | Withdraw | Pause | Resume | Ack | Tenants | Drain
+FromGateway = Hello | Submit | Abort | Withdraw | Pause | Resume | Ack | Tenants | Service | Drain
 
 
 # From worker to gateway.
@@ -142,9 +159,9 @@ class End(Struct, frozen=True):
 
 
 class Refusal(Struct, frozen=True):
-    """A submission that was not accepted, with the fields of its error."""
+    """A submission that was not accepted: all its keys, with the fields of the error."""
 
-    key: int
+    keys: tuple[int, ...]
     code: str
     message: str
     param: str | None = None
@@ -200,7 +217,7 @@ class Frame(Struct, frozen=True, tag="frame"):
     counters: bytes = b""
     ended: tuple[End, ...] = ()
     refused: tuple[Refusal, ...] = ()
-    # Submissions taken in since the last frame.
+    # Keys of submissions taken in since the last frame.
     accepted: tuple[int, ...] = ()
     scores: ScoreTable | None = None
     load: EngineLoad | None = None
@@ -232,7 +249,7 @@ class Beat(Struct, frozen=True, tag="beat"):
     """Twice a second at least, and at once when the state changes, from a thread that no step can hold up.
 
     `step_age_s` is how long the oldest step in flight has run, 0 when none has. `service` is what each tenant was
-    given since the last beat, in device-seconds. `progress` (0 to 1) and `note` are for a person who waits.
+    given since the last beat, in device-seconds; one gateway hears of it and tells the other replicas. `progress` (0 to 1) and `note` are for a person who waits.
     """
 
     state: WorkerState

@@ -70,12 +70,16 @@ class Link(Protocol):
     def peer(self) -> str: ...
 
     @property
+    def is_open(self) -> bool:
+        """False from the moment it fails or is closed here; `closed` is told a turn later."""
+
+    @property
     def pending_bytes(self) -> int:
         """Sent and not yet taken by the system or the other end."""
 
     def send(self, message: Any) -> None:
-        """Queue a message; returns at once. A link that holds more than its bound closes itself; a closed one
-        drops what it is given, since whoever sent it hears `closed`."""
+        """Queue a message; returns at once. Raises TooLarge, nothing sent. A link that holds more than its bound closes
+        itself; a closed one drops what it is given, since whoever sent it hears `closed`."""
 
     def close(self) -> None: ...
 

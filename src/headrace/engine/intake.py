@@ -1,4 +1,7 @@
-"""What is refused at submission, before anything is allocated. Owns the queue's bound in seconds of work."""
+"""What is refused at submission, before anything is allocated. Owns the queue's bound in seconds of work.
+
+What is submitted together is judged together, by the queue that it finds: its own siblings do not stand in its way.
+"""
 
 from headrace.core.errors import ContextLengthExceeded, DeadlineUnmeetable, InvalidInput, QueueFull
 from headrace.core.request import Admission, Request, check_sampling, check_times
@@ -12,18 +15,28 @@ class Intake:
         self._state = state
         self._next_number = 0
 
-    def accept(self, request: Request, now_s: float) -> int:
-        """Check, bound and file a request; returns its sequence number."""
-        limit = self._check(request)
-        sequence = self._make(request, limit, now_s)
-        self._bound(sequence)
-        sequence.expected_wait_s = self._queued_s(sequence)
-        self._next_number += 1
-        self._state.accept(sequence, now_s)
-        return sequence.number
+    def accept(self, requests: tuple[Request, ...], now_s: float) -> list[int]:
+        """Check, bound and file requests, all or none; returns their sequence numbers."""
+        sequences: list[Sequence] = []
+        for request, checked in zip(requests, (None, *requests), strict=False):
+            limit = self._check(request, checked)
+            sequences.append(self._make(request, self._next_number + len(sequences), limit, now_s))
+        self._bound_together(sequences)
+        for sequence in sequences:
+            self._bound(sequence)
+        # Only the wait before the first was judged, so only that one's can bear it out.
+        for sequence in sequences[:1]:
+            sequence.expected_wait_s = self._queued_s(sequence)
+        for sequence in sequences:
+            self._state.accept(sequence, now_s)
+        self._next_number += len(sequences)
+        return [sequence.number for sequence in sequences]
 
-    def _check(self, request: Request) -> int:
-        """Refuse what could never run; returns the most tokens the sequence may come to."""
+    def _check(self, request: Request, checked: Request | None) -> int:
+        """Refuse what could never run; returns the most tokens the sequence may come to.
+
+        What it shares with a request that was `checked` just before is not looked at again: prompts are long.
+        """
         config = self._state.config
         num_prompt = len(request.prompt_ids)
         if num_prompt == 0:
@@ -33,8 +46,10 @@ class Intake:
                 f"the prompt has {num_prompt} tokens; the context holds {config.context_len}, one of them for output",
                 param="prompt",
             )
-        _check_ids(request.prompt_ids, config.vocab_size, "prompt")
-        check_sampling(request.sampling, config.vocab_size)
+        if checked is None or request.prompt_ids is not checked.prompt_ids:
+            _check_ids(request.prompt_ids, config.vocab_size, "prompt")
+        if checked is None or request.sampling is not checked.sampling:
+            check_sampling(request.sampling, config.vocab_size)
         check_times(request)
         limit = self._limit(request)
         if request.sampling.min_tokens > limit - num_prompt:
@@ -82,7 +97,7 @@ class Intake:
         if not within or least > state.tenants.max_blocks[tenant] or state.tenants.max_slots[tenant] < 1:
             raise InvalidInput("more than may be guaranteed to this tenant is asked", param="admission")
 
-    def _make(self, request: Request, limit: int, now_s: float) -> Sequence:
+    def _make(self, request: Request, number: int, limit: int, now_s: float) -> Sequence:
         state = self._state
         tenant = state.tenants.index(request.tenant)
         num_prompt = len(request.prompt_ids)
@@ -92,7 +107,7 @@ class Intake:
         output = max(1.0, min(expected - len(request.replay_ids), float(left)))
         prompt_s = state.model.prompt_s(known)
         sequence = Sequence(
-            number=self._next_number,
+            number=number,
             request=request,
             tenant=tenant,
             arrival_s=now_s,
@@ -114,6 +129,20 @@ class Intake:
         token_s = model.c_out_s + model.c_kv_s * (known + 0.5 * output) + model.c0_s / max(1.0, rows)
         return output * token_s
 
+    def _bound_together(self, sequences: list[Sequence]) -> None:
+        """Refuse for good what is too much by itself, whatever the queue holds: no later try would fare better."""
+        config = self._state.config
+        ahead_s = sum(sequence.work_s for sequence in sequences[:-1])
+        if len(sequences) > 1 and (ahead_s > config.max_queue_s or len(sequences) > config.max_waiting):
+            has_choices = any(sequence.request.choice for sequence in sequences)
+            raise InvalidInput(
+                f"{len(sequences)} sequences at once are too many: they are {ahead_s:.1f} s of work before the last one "
+                f"begins, and at most {config.max_queue_s:g} s may be queued",
+                param="n" if has_choices else "prompt",
+            )
+        if self._state.line.count + len(sequences) > config.max_waiting:
+            raise QueueFull("too many sequences wait", retry_after_s=max(1.0, self.expected_wait_s(sequences[0])))
+
     def _bound(self, sequence: Sequence) -> None:
         """Refuse at once what would wait longer than it was promised, or than the queue may hold.
 
@@ -122,8 +151,6 @@ class Intake:
         state = self._state
         config = state.config
         wait_s = self.expected_wait_s(sequence)
-        if state.line.count >= config.max_waiting:
-            raise QueueFull("too many sequences wait", retry_after_s=max(1.0, wait_s))
         most_s = min(config.max_queue_s, QUEUE_PART * state.ttft_s(sequence))
         if wait_s > most_s:
             raise QueueFull(

@@ -7,6 +7,7 @@ step's tokens are made while the device computes.
 
 import math
 from collections import deque
+from collections.abc import Iterable
 
 import numpy as np
 from msgspec.structs import replace
@@ -48,7 +49,11 @@ class Engine:
 
     def submit(self, request: Request, now_s: float) -> int:
         """Queue a request; returns its sequence number. Raises InvalidInput or Refused, nothing kept."""
-        return self._intake.accept(request, now_s)
+        return self.submit_all((request,), now_s)[0]
+
+    def submit_all(self, requests: Iterable[Request], now_s: float) -> list[int]:
+        """Queue what belongs together, wholly or not at all; returns a sequence number for each."""
+        return self._intake.accept(tuple(requests), now_s)
 
     def abort(self, number: int, now_s: float, *, used_tokens: int | None = None) -> bool:
         """End a sequence now, wherever it is. Of those emitted here, tokens past `used_tokens` are overrun."""

@@ -55,6 +55,10 @@ class SocketLink(asyncio.Protocol):
         return self._peer
 
     @property
+    def is_open(self) -> bool:
+        return not self._why
+
+    @property
     def pending_bytes(self) -> int:
         if self._transport is None or self.gone.done():
             return 0

@@ -59,7 +59,7 @@ class _MemoryListener:
 
     def accept(self, link: "_MemoryLink") -> str:
         """Why it was not taken; empty when it was."""
-        self._links = [other for other in self._links if not other.is_over]
+        self._links = [other for other in self._links if other.is_open]
         if len(self._links) >= self._limits.max_links:
             return f"{self._address} has {len(self._links)} links already"
         self._links.append(link)
@@ -98,8 +98,8 @@ class _MemoryLink:
         return self._pending_bytes
 
     @property
-    def is_over(self) -> bool:
-        return bool(self._why)
+    def is_open(self) -> bool:
+        return not self._why
 
     def greet(self, reception: Reception) -> str:
         guest = reception.greet(self)

@@ -1,6 +1,7 @@
 """What reaches the engine's thread from others: commands of gateways, and news of links and matchers.
 
-Owns the queue between threads. Safe to fill from any thread and from a signal handler; emptied by one thread.
+Owns the queue between threads, and bounds it in bytes: submissions past that are turned away, before the engine's
+thread has looked at them. Safe to fill from any thread and from a signal handler; emptied by one thread.
 """
 
 from queue import Empty, SimpleQueue
@@ -8,10 +9,15 @@ from typing import Any
 
 from msgspec import Struct
 
-from headrace.core.messages import Abort, Drain, Pause, Resume, Submit, Tenants, Withdraw
+from headrace.core.messages import Abort, Drain, Pause, Resume, Service, Submit, Tenants, Withdraw
 
-Command = Submit | Abort | Withdraw | Pause | Resume | Tenants | Drain
+Command = Submit | Abort | Withdraw | Pause | Resume | Tenants | Service | Drain
 
+DEFAULT_BYTES = 64 << 20
+# Of an id and of a block's hash once they are read, and of a sequence besides.
+_ID_BYTES = 36
+_HASH_BYTES = 73
+_SEQUENCE_BYTES = 512
 # A wait of threads has a largest value.
 _MOST_S = 1e6
 
@@ -37,22 +43,42 @@ class Crowded(Struct, frozen=True):
     is_full: bool
 
 
+class TurnedAway(Struct, frozen=True):
+    """A submission that the inbox had no room for."""
+
+    link: int
+    keys: tuple[int, ...]
+
+
 class Built(Struct, frozen=True):
-    """The matcher of a submission is made, or could not be."""
+    """One of the matchers of a submission is made, or could not be."""
 
     ticket: int
 
 
-Item = Order | Left | Crowded | Built
+Item = Order | Left | Crowded | TurnedAway | Built
 
 
 class Inbox:
-    def __init__(self) -> None:
+    """Submissions are put by one thread alone; everything else may come from any."""
+
+    def __init__(self, max_bytes: int = DEFAULT_BYTES) -> None:
         # Unlike a lock of ours its `put` may interrupt its own `get`, as a signal handler does.
         self._queue: SimpleQueue[Any] = SimpleQueue()
         self._head: list[Item] = []
+        self._max_bytes = max_bytes
+        # One writer each, so neither needs a lock: who puts submissions, and who takes them.
+        self._put_bytes = 0
+        self._taken_bytes = 0
 
     def put(self, item: Item) -> None:
+        if isinstance(item, Order) and isinstance(item.command, Submit):
+            size = submit_bytes(item.command)
+            waiting = self._put_bytes - self._taken_bytes
+            if waiting and waiting + size > self._max_bytes:
+                item = TurnedAway(item.link, item.command.keys)
+            else:
+                self._put_bytes += size
         self._queue.put(item)
 
     def take(self) -> list[Item]:
@@ -62,6 +88,9 @@ class Inbox:
             while True:
                 taken.append(self._queue.get_nowait())
         except Empty:
+            for item in taken:
+                if isinstance(item, Order) and isinstance(item.command, Submit):
+                    self._taken_bytes += submit_bytes(item.command)
             return taken
 
     def wait(self, timeout_s: float) -> bool:
@@ -72,3 +101,14 @@ class Inbox:
             except Empty:
                 return False
         return True
+
+
+def submit_bytes(submit: Submit) -> int:
+    """About what it holds in memory."""
+    return sum(
+        _ID_BYTES * (len(part.request.prompt_ids) + len(part.request.replay_ids))
+        + _HASH_BYTES * len(part.request.block_hashes)
+        + _SEQUENCE_BYTES * len(part.keys)
+        + (0 if part.grammar is None else len(part.grammar.source))
+        for part in submit.parts
+    )

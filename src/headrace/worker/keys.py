@@ -29,6 +29,14 @@ class Entry:
     matcher: "Future[Any] | None" = None
 
 
+@dataclass(slots=True, eq=False)
+class Building:
+    """A submission some of whose matchers are in the making: it goes to the engine whole, when all are there."""
+
+    entries: list[Entry]
+    num_left: int = 0
+
+
 class KeyTable:
     def __init__(self) -> None:
         self._by_number: dict[int, Entry] = {}

@@ -8,6 +8,8 @@ import itertools
 import logging
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from headrace.core.messages import PROTOCOL, Ack, Beat, Drain, Frame, FromGateway, Hello, Welcome
 from headrace.core.ports import Clock, Link
 from headrace.worker.inbox import Crowded, Inbox, Left, Order
@@ -76,9 +78,10 @@ class Links:
         return len(self._greeted)
 
     def send(self, beat: Beat) -> None:
-        """To every gateway the same."""
+        """To every gateway the same, but the service to one alone: each would tell the other replicas of it."""
         for gateway in self._greeted.values():
             gateway.link.send(beat)
+            beat = replace(beat, service={})
 
     @property
     def is_settled(self) -> bool:

@@ -16,6 +16,7 @@ DEFAULT_BYTES = 8 << 20
 # Of an event and of a frame, beside their arrays and texts.
 _EVENT_BYTES = 160
 _FRAME_BYTES = 160
+_KEY_BYTES = 9
 
 
 class Outbox:
@@ -63,8 +64,9 @@ class Outbox:
 def frame_bytes(frame: Frame) -> int:
     """About what a frame takes on its way, without encoding it."""
     size = _FRAME_BYTES + len(frame.keys) + len(frame.indices) + len(frame.tokens) + len(frame.counters)
-    size += _EVENT_BYTES * (len(frame.ended) + len(frame.refused)) + 9 * len(frame.accepted)
-    size += sum(len(end.message) for end in frame.ended) + sum(len(refusal.message) for refusal in frame.refused)
+    size += _EVENT_BYTES * (len(frame.ended) + len(frame.refused)) + _KEY_BYTES * len(frame.accepted)
+    size += sum(len(end.message) for end in frame.ended)
+    size += sum(len(refusal.message) + _KEY_BYTES * len(refusal.keys) for refusal in frame.refused)
     if frame.scores is not None:
         scores = frame.scores
         size += len(scores.owners) + len(scores.positions) + len(scores.logprobs)

@@ -3,7 +3,7 @@
 Owns what is to be told and not yet sent. A sequence leaves the table of keys with the frame that holds its end.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,11 +35,18 @@ class FramePacker:
     def accept(self, entry: Entry) -> None:
         self._note(entry.link).accepted.append(entry.key)
 
-    def refuse(self, entry: Entry, error: HeadraceError, code: str = "") -> None:
+    def refuse(self, entries: Sequence[Entry], error: HeadraceError, code: str = "") -> None:
+        """All sequences of one submission, as one."""
+        if entries:
+            self.turn_away(entries[0].link, (entry.key for entry in entries), error, code)
+        for entry in entries:
+            self._keys.drop(entry)
+
+    def turn_away(self, link: int, keys: Iterable[int], error: HeadraceError, code: str = "") -> None:
+        """Keys that have no entry."""
         retry_after_s = getattr(error, "retry_after_s", None)
-        refusal = Refusal(entry.key, code or error.code, error.message, error.param, retry_after_s)
-        self._note(entry.link).refused.append(refusal)
-        self._keys.drop(entry)
+        refusal = Refusal(tuple(keys), code or error.code, error.message, error.param, retry_after_s)
+        self._note(link).refused.append(refusal)
 
     def end_unplaced(self, entry: Entry, reason: str, waited_s: float) -> None:
         """Ends what the engine never saw: it was accepted here, and is over."""

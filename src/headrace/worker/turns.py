@@ -1,12 +1,12 @@
 """The engine's thread: takes commands, turns the engine, hands out frames, until it has drained.
 
 Owns the engine, the matchers and whose each sequence is; nothing else touches them. Nothing that a message carries
-ends it: what a submission does wrong becomes its refusal.
+ends it: what a submission does wrong becomes its refusal. A submission is taken in whole or not at all.
 """
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import assert_never
 
@@ -18,10 +18,11 @@ from headrace.core.messages import (
     Abort,
     Drain,
     Frame,
-    GrammarText,
     Pause,
     Resume,
+    Service,
     Submit,
+    SubmitPart,
     Tenants,
     Withdraw,
     WorkerState,
@@ -30,8 +31,8 @@ from headrace.core.ports import Clock
 from headrace.engine.loop import Engine
 from headrace.text.grammar import SUBJECTS, Grammar
 from headrace.text.matchers import Matchers
-from headrace.worker.inbox import Built, Crowded, Inbox, Item, Left, Order
-from headrace.worker.keys import NO_NUMBER, Entry, KeyTable
+from headrace.worker.inbox import Built, Crowded, Inbox, Item, Left, Order, TurnedAway
+from headrace.worker.keys import NO_NUMBER, Building, Entry, KeyTable
 from headrace.worker.lifecycle import Lifecycle
 from headrace.worker.packing import FramePacker
 
@@ -66,7 +67,8 @@ class TurnLoop:
         self._send = send
         self._keys = KeyTable()
         self._packer = FramePacker(self._keys, self._forget_matcher)
-        self._building: dict[int, Entry] = {}
+        self._building: dict[int, Building] = {}
+        self._num_building = 0
         self._tickets = count()
         self._crowded: set[int] = set()
         self._drain_at_s: float | None = None
@@ -132,8 +134,11 @@ class TurnLoop:
                 self._leave(item.link, now_s)
             case Crowded():
                 self._crowd(item, now_s)
+            case TurnedAway():
+                error = QueueFull("too much waits to be taken in", retry_after_s=1.0)
+                self._packer.turn_away(item.link, item.keys, error)
             case Built():
-                self._place_built(item.ticket, now_s)
+                self._built(item.ticket, now_s)
             case _:
                 assert_never(item)
 
@@ -152,76 +157,104 @@ class TurnLoop:
                 self._resume(order.link, command.key, now_s)
             case Tenants():
                 self._set_tenants(command)
+            case Service():
+                self._observe(command)
             case Drain():
                 self._drain(command.grace_s, now_s)
             case _:
                 assert_never(command)
 
     def _submit(self, order: Order, submit: Submit, now_s: float) -> None:
-        if self._keys.find(order.link, submit.key) is not None:
+        keys = set(submit.keys)
+        if len(keys) < len(submit.keys) or any(self._keys.find(order.link, key) is not None for key in keys):
             return  # delivered twice
-        entry = Entry(order.link, submit.key, order.arrived_s, submit.request)
-        self._keys.add(entry)
+        by_part = [_entries(order, part) for part in submit.parts]
+        entries = [entry for made in by_part for entry in made]
+        for entry in entries:
+            self._keys.add(entry)
         if self._drain_at_s is not None:
-            self._packer.refuse(entry, Refused("this worker is leaving", retry_after_s=1.0), "draining")
-        elif submit.grammar is not None:
-            self._build(entry, submit.grammar)
-        elif submit.request.sampling.masked:
-            self._packer.refuse(entry, InvalidInput("a masked request needs its grammar", param="grammar"))
-        else:
-            self._place(entry, now_s)
-
-    def _place(self, entry: Entry, now_s: float) -> bool:
+            self._packer.refuse(entries, Refused("this worker is leaving", retry_after_s=1.0), "draining")
+            return
         try:
-            number = self._engine.submit(entry.request, now_s)
+            grammars = [self._grammar_of(part) for part in submit.parts]
+            if any(grammar is not None for grammar in grammars):
+                self._build(entries, list(zip(by_part, grammars, strict=True)))
+            else:
+                self._place(entries, now_s)
         except HeadraceError as error:
-            self._packer.refuse(entry, error)
+            self._packer.refuse(entries, error)
+
+    def _grammar_of(self, part: SubmitPart) -> Grammar | None:
+        text = part.grammar
+        if text is None:
+            if part.request.sampling.masked:
+                raise InvalidInput("a masked request needs its grammar", param="grammar")
+            return None
+        kinds = [kind for kind in SUBJECTS if kind == text.kind]
+        if self._matchers is None or not kinds:
+            what = "this model cannot follow a grammar" if kinds else "no such kind of grammar"
+            raise InvalidInput(what, param="response_format")
+        return Grammar(kinds[0], text.source)
+
+    def _place(self, entries: Sequence[Entry], now_s: float) -> bool:
+        try:
+            numbers = self._engine.submit_all([entry.request for entry in entries], now_s)
+        except HeadraceError as error:
+            self._packer.refuse(entries, error)
             return False
         except Exception as error:  # the top loop: ends exactly one submission
             log.exception("a submission could not be taken in")
-            self._packer.refuse(entry, HeadraceError(f"the request failed with {type(error).__name__}"))
+            self._packer.refuse(entries, HeadraceError(f"the request failed with {type(error).__name__}"))
             return False
-        entry.early_s = max(0.0, now_s - entry.arrived_s)
-        self._keys.number(entry, number)
-        self._packer.accept(entry)
-        if entry.is_paused or entry.link in self._crowded:
-            self._engine.pause(number, now_s)
+        for entry, number in zip(entries, numbers, strict=True):
+            entry.early_s = max(0.0, now_s - entry.arrived_s)
+            self._keys.number(entry, number)
+            self._packer.accept(entry)
+            if entry.is_paused or entry.link in self._crowded:
+                self._engine.pause(number, now_s)
         return True
 
-    def _build(self, entry: Entry, grammar: GrammarText) -> None:
-        """The matcher is made elsewhere; the engine hears of the sequence when it is there."""
-        kinds = [kind for kind in SUBJECTS if kind == grammar.kind]
-        if self._matchers is None or not kinds:
-            what = "this model cannot follow a grammar" if kinds else "no such kind of grammar"
-            self._packer.refuse(entry, InvalidInput(what, param="response_format"))
-            return
-        if len(self._building) >= _MOST_BUILDING:
-            self._packer.refuse(entry, QueueFull("too many grammars are being built", retry_after_s=1.0))
-            return
-        request = entry.request
-        entry.request = replace(request, sampling=replace(request.sampling, masked=True))
+    def _build(self, entries: list[Entry], parts: "list[tuple[list[Entry], Grammar | None]]") -> None:
+        """Matchers are made elsewhere; the engine hears of the sequences when all are there."""
+        assert self._matchers is not None
+        masked = [(entry, grammar) for made, grammar in parts if grammar is not None for entry in made]
+        if self._num_building + len(masked) > _MOST_BUILDING:
+            raise QueueFull("too many grammars are being built", retry_after_s=1.0)
         ticket = next(self._tickets)
-        self._building[ticket] = entry
-        entry.matcher = self._matchers.build(Grammar(kinds[0], grammar.source), request.replay_ids)
-        entry.matcher.add_done_callback(lambda _: self._inbox.put(Built(ticket)))
+        self._building[ticket] = Building(entries, len(masked))
+        self._num_building += len(masked)
+        for entry, grammar in masked:
+            entry.matcher = self._matchers.build(grammar, entry.request.replay_ids)
+            entry.matcher.add_done_callback(lambda _: self._inbox.put(Built(ticket)))
 
-    def _place_built(self, ticket: int, now_s: float) -> None:
-        entry = self._building.pop(ticket)
-        future, entry.matcher = entry.matcher, None
-        assert future is not None and self._matchers is not None
-        if self._keys.find(entry.link, entry.key) is not entry:
-            return  # aborted, or its gateway left
+    def _built(self, ticket: int, now_s: float) -> None:
+        building = self._building[ticket]
+        building.num_left -= 1
+        self._num_building -= 1
+        if building.num_left:
+            return
+        del self._building[ticket]
+        # Others were aborted, or their gateway left.
+        entries = [entry for entry in building.entries if self._keys.find(entry.link, entry.key) is entry]
+        if entries:
+            self._place_built(entries, now_s)
+
+    def _place_built(self, entries: list[Entry], now_s: float) -> None:
+        assert self._matchers is not None
         try:
-            matcher = future.result()
+            matchers = [None if entry.matcher is None else entry.matcher.result() for entry in entries]
         except HeadraceError as error:
-            self._packer.refuse(entry, error)
+            self._packer.refuse(entries, error)
             return
         except Exception as error:  # the top loop: ends exactly one submission
             log.exception("a grammar could not be built")
-            self._packer.refuse(entry, HeadraceError(f"the grammar failed with {type(error).__name__}"))
+            self._packer.refuse(entries, HeadraceError(f"the grammar failed with {type(error).__name__}"))
             return
-        if self._place(entry, now_s):
-            self._matchers.put(entry.number, matcher)
+        if self._place(entries, now_s):
+            for entry, matcher in zip(entries, matchers, strict=True):
+                entry.matcher = None
+                if matcher is not None:
+                    self._matchers.put(entry.number, matcher)
 
     def _abort(self, link: int, abort: Abort, now_s: float) -> None:
         entry = self._keys.find(link, abort.key)
@@ -261,6 +294,13 @@ class TurnLoop:
             self._engine.set_tenants(command.tenants)
         except HeadraceError as error:
             log.warning("the tenants stay as they were: %s", error.message)
+
+    def _observe(self, command: Service) -> None:
+        try:
+            for tenant, seconds in command.seconds.items():
+                self._engine.observe_service(tenant, seconds)
+        except HeadraceError as error:
+            log.warning("service elsewhere is not counted: %s", error.message)
 
     # Links
 
@@ -308,3 +348,14 @@ class TurnLoop:
             return
         for entry in self._keys:
             self._abort(entry.link, Abort(entry.key), now_s)
+
+
+def _entries(order: Order, part: SubmitPart) -> list[Entry]:
+    """A sequence for each choice; all of them share prompt, hashes and sampling."""
+    request = part.request
+    if part.grammar is not None:
+        request = replace(request, sampling=replace(request.sampling, masked=True))
+    return [
+        Entry(order.link, key, order.arrived_s, replace(request, choice=request.choice + index) if index else request)
+        for index, key in enumerate(part.keys)
+    ]

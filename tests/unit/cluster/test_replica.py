@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
-from headrace.cluster.replica import Replica, ReplicaLink
+from headrace.cluster.replica import NewcomerWork, Replica, ReplicaLink
 from headrace.core.config import TenantConfig
-from headrace.core.errors import Unreachable
+from headrace.core.errors import QueueFull, TooLarge, Unreachable
 from headrace.core.event import Counters, EngineLoad, Outcome, Waits
 from headrace.core.messages import (
     PROTOCOL,
@@ -24,7 +25,7 @@ from headrace.core.messages import (
     Welcome,
     WorkerState,
 )
-from tests.builders import request
+from tests.builders import part, request
 from tests.unit.worker.rig import Ear, card
 
 LOAD = EngineLoad(2.0, 0.5, 4, 2, 0, 10, 10, 20)
@@ -35,6 +36,7 @@ class Wire:
 
     peer = "somewhere"
     pending_bytes = 0
+    is_open = True
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -77,9 +79,9 @@ def test_it_greets_tells_the_tenants_and_is_ready_when_the_worker_is() -> None:
         wire, link = scene.connect(state=WorkerState.WARMING)
         assert wire.sent == [Hello(PROTOCOL, "g"), Tenants((TenantConfig("a"),))]
         with pytest.raises(Unreachable):
-            scene.replica.submit(1, request())
+            scene.replica.submit(part(1, request()))
         link.received(Beat(WorkerState.READY, card(epoch=5), LOAD, note="here"))
-        scene.replica.submit(1, request())
+        scene.replica.submit(part(1, request()))
         assert scene.replica.note == "here"
         assert scene.ear.states == [WorkerState.WARMING, WorkerState.READY]
 
@@ -101,7 +103,7 @@ def test_frames_that_come_twice_or_late_are_dropped_and_all_are_acknowledged_tog
 def test_a_gap_closes_the_connection_and_nothing_after_it_is_believed() -> None:
     async def story(scene: Scene) -> None:
         wire, link = scene.connect()
-        scene.replica.submit(1, request())
+        scene.replica.submit(part(1, request()))
         link.received(Frame(2, step=1))
         link.received(Frame(1, step=1))
         assert wire.is_closed and scene.ear.frames == [] and scene.ear.lost_keys == [1]
@@ -127,15 +129,15 @@ def test_sequences_without_an_end_are_lost_with_the_connection_once() -> None:
     async def story(scene: Scene) -> None:
         _, link = scene.connect()
         for key in range(4):
-            scene.replica.submit(key, request())
-        refusal = Refusal(1, "queue_full", "full")
+            scene.replica.submit(part(key, request()))
+        refusal = Refusal((1,), "queue_full", "full")
         link.received(Frame(1, step=1, accepted=(0, 2, 3), ended=(end(0),), refused=(refusal,)))
         link.closed("gone")
         link.closed("gone")
         assert scene.ear.lost_keys == [2, 3]
         assert scene.replica.state is WorkerState.GONE and scene.replica.num_live == 0
         with pytest.raises(Unreachable):
-            scene.replica.submit(9, request())
+            scene.replica.submit(part(9, request()))
 
     play(story)
 
@@ -143,30 +145,61 @@ def test_sequences_without_an_end_are_lost_with_the_connection_once() -> None:
 def test_only_keys_that_live_are_spoken_of() -> None:
     async def story(scene: Scene) -> None:
         wire, link = scene.connect()
-        scene.replica.submit(1, request())
-        scene.replica.submit(2, request())
+        scene.replica.submit(part(1, request()))
+        scene.replica.submit(part(2, request()))
         link.received(Frame(1, step=1, ended=(end(1),)))
         for key in (1, 2, 3):
             scene.replica.abort(key, 4)
         assert [sent for sent in wire.sent if isinstance(sent, Abort)] == [Abort(2, 4)]
-        assert [sent.key for sent in wire.sent if isinstance(sent, Submit)] == [1, 2]
+        assert [key for sent in wire.sent if isinstance(sent, Submit) for key in sent.keys] == [1, 2]
 
     play(story)
 
 
-def test_work_that_the_load_does_not_count_yet_is_guessed_at_the_mean() -> None:
+def test_work_that_the_load_does_not_count_yet_is_guessed_at_the_mean_of_the_last_arrival() -> None:
     async def story(scene: Scene) -> None:
         _, link = scene.connect()
-        link.received(Beat(WorkerState.READY, card(epoch=5), LOAD))
+        link.received(Frame(1, step=-1, accepted=(9,), load=LOAD))
         assert scene.replica.queued_s == 2.5
-        scene.replica.submit(1, request())
-        scene.replica.submit(2, request())
+        scene.replica.submit(part(1, request()))
+        scene.replica.submit(part(2, request()))
         each_s = (2.0 + 2 * 0.5) / 6
         assert scene.replica.queued_s == pytest.approx(2.5 + 2 * each_s)
         link.received(Beat(WorkerState.READY, card(epoch=5), LOAD))
         assert scene.replica.queued_s == pytest.approx(2.5 + 2 * each_s)
-        link.received(Frame(1, step=-1, accepted=(1,), refused=(Refusal(2, "queue_full", ""),), load=LOAD))
+        link.received(Frame(2, step=-1, accepted=(1,), refused=(Refusal((2,), "queue_full", ""),), load=LOAD))
         assert scene.replica.queued_s == 2.5
+
+    play(story)
+
+
+def test_sequences_that_are_nearly_done_do_not_make_newcomers_look_small() -> None:
+    async def story(scene: Scene) -> None:
+        _, link = scene.connect()
+        link.received(Frame(1, step=-1, accepted=(9,), load=LOAD))
+        nearly_done = EngineLoad(0.0, 0.001, 0, 1, 3, 10, 10, 20)
+        link.received(Frame(2, step=1, load=nearly_done))
+        link.received(Beat(WorkerState.READY, card(epoch=5), nearly_done))
+        scene.replica.submit(part(1, request()))
+        assert scene.replica.queued_s == pytest.approx(0.001 + (2.0 + 2 * 0.5) / 6)
+
+    play(story)
+
+
+def test_a_burst_is_shared_evenly_whatever_each_replica_did_before() -> None:
+    async def story(scene: Scene) -> None:
+        newcomer = NewcomerWork()
+        pair = [Replica(f"m/{index}", "m", "worker", scene.ear, newcomer) for index in range(2)]
+        works = (EngineLoad(0.0, 0.001, 0, 1, 3, 10, 10, 20), EngineLoad(3.0, 0.5, 3, 1, 3, 10, 10, 20))
+        for replica, load in zip(pair, works, strict=True):
+            link = ReplicaLink(replica, Wire())
+            link.greet("g", Tenants(()))
+            link.received(Welcome(PROTOCOL, card(epoch=5), WorkerState.READY))
+            link.received(Frame(1, step=-1, accepted=(9,), load=load))
+            link.received(Frame(2, step=1, load=EngineLoad(0.0, 0.0, 0, 0, 4, 10, 10, 20)))
+        for key in range(8):
+            min(pair, key=lambda replica: replica.queued_s).submit(part(key, request()))
+        assert [replica.num_live for replica in pair] == [4, 4]
 
     play(story)
 
@@ -195,5 +228,64 @@ def test_a_foreign_protocol_or_a_frame_before_the_welcome_is_refused() -> None:
             wire = Wire()
             ReplicaLink(scene.replica, wire).received(message)
             assert wire.is_closed and not scene.replica.is_connected
+
+    play(story)
+
+
+def test_an_order_goes_in_one_message_and_its_prompt_once() -> None:
+    async def story(scene: Scene) -> None:
+        wire, _ = scene.connect()
+        long = request("long", 8000)
+        scene.replica.submit(part(1, long, n=128), part(129, request("short")))
+        (sent,) = [sent for sent in wire.sent if isinstance(sent, Submit)]
+        assert sent.keys == tuple(range(1, 130)) and scene.replica.num_live == 129
+        assert len(msgspec.msgpack.encode(sent)) < 5 * 8000
+
+    play(story)
+
+
+def test_a_crowded_link_gets_nothing_new_and_keeps_what_it_has() -> None:
+    async def story(scene: Scene) -> None:
+        wire, _ = scene.connect()
+        scene.replica.submit(part(1, request()))
+        wire.pending_bytes = 17 << 20
+        sent = len(wire.sent)
+        with pytest.raises(QueueFull):
+            scene.replica.submit(part(2, request()))
+        assert len(wire.sent) == sent and not wire.is_closed
+        scene.replica.abort(1)
+        assert wire.sent[sent:] == [Abort(1)]
+        wire.pending_bytes = 0
+        scene.replica.submit(part(2, request()))
+
+    play(story)
+
+
+def test_a_link_that_failed_in_this_turn_is_not_ready() -> None:
+    async def story(scene: Scene) -> None:
+        wire, _ = scene.connect()
+        wire.is_open = False
+        assert not scene.replica.is_ready
+        with pytest.raises(Unreachable):
+            scene.replica.submit(part(1, request()))
+        assert scene.replica.num_live == 0
+
+    play(story)
+
+
+def test_what_could_not_be_sent_leaves_no_key() -> None:
+    async def story(scene: Scene) -> None:
+        wire, link = scene.connect()
+        guess_s = scene.replica.queued_s
+
+        def refuse(message: Any) -> None:
+            raise TooLarge("too long")
+
+        wire.send = refuse  # type: ignore[method-assign]
+        with pytest.raises(TooLarge):
+            scene.replica.submit(part(1, request()))
+        assert scene.replica.num_live == 0 and scene.replica.queued_s == guess_s
+        link.closed("gone")
+        assert scene.ear.lost_keys == []
 
     play(story)

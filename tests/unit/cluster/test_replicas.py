@@ -4,14 +4,16 @@ import asyncio
 
 import pytest
 
+from headrace.cluster.replica import Replica
 from headrace.cluster.replicas import Backoff, Replicas
 from headrace.core.clock import SystemClock
 from headrace.core.config import TenantConfig
-from headrace.core.messages import WorkerState
+from headrace.core.messages import Beat, FromGateway, Service, WorkerState
 from headrace.core.request import Admission
 from headrace.transport.memory import MemoryNetwork
-from tests.builders import request
-from tests.unit.worker.rig import Ear, fake_host, ready, replicas_of, truth_of
+from headrace.worker.lifecycle import NO_LOAD
+from tests.builders import part, request
+from tests.unit.worker.rig import Ear, card, fake_host, ready, replicas_of, truth_of
 
 
 def test_each_wait_is_twice_the_last_up_to_a_bound() -> None:
@@ -36,7 +38,7 @@ def test_a_worker_that_comes_back_in_a_new_life_is_found_again() -> None:
             async with fake_host(network, epoch=epoch).embedded():
                 replica = await ready(replicas, ear)
                 assert replica.epoch == epoch
-                replica.submit(epoch, request("a", 8, 5))
+                replica.submit(part(epoch, request("a", 8, 5)))
                 await ear.all_over([epoch])
             await ear.until(lambda: replicas.of("m")[0].state is WorkerState.GONE)
         assert ear.tokens == {1: truth_of(request("a", 8, 5)), 2: truth_of(request("a", 8, 5))}
@@ -54,7 +56,7 @@ def test_two_gateways_share_a_worker() -> None:
                 await gateway.start()
             for gateway, ear in zip(gateways, ears, strict=True):
                 replica = await ready(gateway, ear)
-                replica.submit(1, request(f"of {id(ear)}", 8, 6))
+                replica.submit(part(1, request(f"of {id(ear)}", 8, 6)))
             for ear in ears:
                 await ear.all_over([1])
                 assert ear.tokens == {1: truth_of(request(f"of {id(ear)}", 8, 6))}
@@ -75,9 +77,24 @@ def test_tenants_reach_workers_that_are_there_and_those_that_come() -> None:
             async with fake_host(network, "later").embedded():
                 await ready(replicas, ear)
                 for key, replica in enumerate(replicas):
-                    replica.submit(key, request("a", 8, 5, admission=Admission.GUARANTEED))
+                    replica.submit(part(key, request("a", 8, 5, admission=Admission.GUARANTEED)))
                 await ear.all_over([0, 1])
                 assert {refusal.param for refusal in ear.refused.values()} == {"admission"}
                 await replicas.close()
 
     asyncio.run(story())
+
+
+def test_what_one_replica_gives_a_tenant_counts_at_the_others_of_its_model() -> None:
+    class Deaf(Replica):
+        def send(self, message: FromGateway) -> None:
+            told.append((self.name, message))
+
+    told: list[tuple[str, FromGateway]] = []
+    replicas = Replicas(MemoryNetwork(), {"m": ("a", "b", "c"), "other": ("d",)}, Ear(), SystemClock())
+    for replica in replicas:
+        replica.__class__ = Deaf
+    replicas.of("m")[1].heard(Beat(WorkerState.READY, card(), NO_LOAD, service={"acme": 2.0}))
+    replicas.of("m")[1].heard(Beat(WorkerState.READY, card(), NO_LOAD))
+    replicas.of("other")[0].heard(Beat(WorkerState.READY, card(), NO_LOAD, service={"acme": 1.0}))
+    assert told == [("m/0", Service({"acme": 2.0})), ("m/2", Service({"acme": 2.0}))]

@@ -3,8 +3,9 @@
 import math
 
 import pytest
+from msgspec.structs import replace
 
-from headrace.core.config import TenantConfig
+from headrace.core.config import CostProfile, TenantConfig, TierTargets
 from headrace.core.errors import ContextLengthExceeded, DeadlineUnmeetable, HeadraceError, InvalidInput, QueueFull
 from headrace.core.event import Outcome
 from headrace.core.request import Admission, Request, SamplingParams
@@ -320,3 +321,78 @@ def test_what_started_once_is_not_withdrawn_while_it_waits_again() -> None:
     rig.engine.pause(number, rig.now_s)
     rig.engine.resume(number, rig.now_s)
     assert not rig.engine.withdraw(number, rig.now_s)
+
+
+SLOW_PROMPTS = CostProfile(c0_s=1e-2, c_in_s=1e-3, c_out_s=1e-4, c_kv_s=0.0, c_att_s=0.0)
+PROMISED = {tier: TierTargets(ttft_s=2.0, itl_s=1e3) for tier in ("enterprise", "plus", "free", "batch")}
+
+
+def choices(count: int, length: int, name: str = "r", **others: object) -> list[Request]:
+    first = request(name, length, 1, **others)  # type: ignore[arg-type]
+    return [replace(first, choice=choice) for choice in range(count)]
+
+
+def test_siblings_do_not_stand_in_each_others_way() -> None:
+    """1.2 s may be waited, and the last of six waits 2 s: for its own siblings."""
+    rig = Rig(engine_config(slots=2, blocks=1024, context_len=1024, profile=SLOW_PROMPTS, targets=PROMISED))
+    numbers = rig.submit_all(choices(6, 400))
+    assert numbers == list(range(6)) and rig.engine.num_waiting == 6
+    error = refused(rig, request("next", 400, 1))
+    assert isinstance(error, QueueFull), "who comes after them waits for all of them"
+    rig.submit(request("other tenant", 40, 1, tenant="b"))
+    rig.run()
+    rig.assert_true()
+
+
+def test_an_order_that_is_refused_leaves_nothing_of_itself() -> None:
+    rig = Rig(engine_config(slots=2, max_waiting=8))
+    rig.submit_all(choices(5, 8, "first"))
+    before = rig.engine.load()
+    for made, kind in (
+        (choices(4, 8), QueueFull),
+        ([*choices(2, 8), request(ids=(1, -1))], InvalidInput),
+        ([request("late", 8, 1, deadline_s=1e-3), *choices(2, 8)], DeadlineUnmeetable),
+    ):
+        with pytest.raises(kind):
+            rig.submit_all(made)
+        assert rig.engine.load() == before
+        rig.engine.check()
+    assert rig.submit_all(choices(3, 8)) == [5, 6, 7]
+
+
+@pytest.mark.parametrize(("is_choices", "param"), [(True, "n"), (False, "prompt")])
+def test_an_order_that_no_queue_could_hold_is_the_callers_fault(is_choices: bool, param: str) -> None:
+    rig = Rig(engine_config(blocks=1024, context_len=1024, profile=SLOW_PROMPTS, max_queue_s=5.0))
+    many = choices(16, 400) if is_choices else [request(f"r{index}", 400, 1) for index in range(16)]
+    with pytest.raises(InvalidInput) as caught:
+        rig.submit_all(many)
+    assert caught.value.param == param and rig.engine.num_waiting == 0
+    rig.submit_all(many[:12])
+
+
+def test_one_sequence_may_be_longer_than_the_queue() -> None:
+    rig = Rig(engine_config(blocks=1024, context_len=1024, profile=SLOW_PROMPTS, max_queue_s=0.1))
+    rig.submit(request(length=1000, max_tokens=1))
+
+
+def test_what_choices_share_is_checked_for_each_that_does_not_share_it() -> None:
+    rig = small_rig()
+    bad = request(sampling=SamplingParams(temperature=math.nan))
+    for others in (bad, replace(bad, sampling=SamplingParams(), prompt_ids=(VOCAB,))):
+        with pytest.raises(InvalidInput):
+            rig.submit_all([request(), others])
+    assert rig.engine.num_waiting == 0
+
+
+def test_waits_for_siblings_teach_nothing_about_the_queue() -> None:
+    rig = Rig(engine_config(slots=1, blocks=1024, context_len=1024, profile=SLOW_PROMPTS))
+
+    def bias() -> float:
+        rig.run()
+        return rig.engine._state.tenants.wait_bias[0]
+
+    rig.submit_all(choices(6, 400))
+    assert bias() == 1.0
+    rig.submit_all(choices(2, 400, "before"))
+    rig.submit(request("behind them", 400, 1))
+    assert bias() != 1.0

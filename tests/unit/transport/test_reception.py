@@ -6,17 +6,18 @@ import msgspec
 import pytest
 
 from headrace.core.config import TenantConfig
-from headrace.core.messages import Ack, Frame, FromGateway, FromWorker, GrammarText, Hello, Submit, Tenants
+from headrace.core.messages import Ack, Frame, FromGateway, FromWorker, GrammarText, Hello, Submit, SubmitPart, Tenants
 from headrace.core.ports import Link
 from headrace.core.request import Request
 from headrace.transport.reception import Guest, Reception
 
-SUBMIT = Submit(1, Request("r", "t", tuple(range(0, 70_000, 700))), GrammarText("json"))
+SUBMIT = Submit((SubmitPart((1, 2), Request("r", "t", tuple(range(0, 70_000, 700))), GrammarText("json")),))
 
 
 class Nowhere:
     peer = "nowhere"
     pending_bytes = 0
+    is_open = True
 
     def send(self, message: Any) -> None: ...
 
@@ -74,7 +75,7 @@ def test_no_bytes_raise_and_none_reach_a_receiver_untyped() -> None:
 
 @pytest.mark.parametrize("header", [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"])
 def test_a_length_inside_a_message_allocates_nothing(header: bytes) -> None:
-    body = msgspec.msgpack.encode(Submit(1, Request("r", "t", ())))
+    body = msgspec.msgpack.encode(Submit((SubmitPart((1,), Request("r", "t", ())),)))
     at = body.index(b"prompt_ids") + len("prompt_ids")
     guest, _ = guest_of()
     tracemalloc.start()

@@ -71,8 +71,9 @@ class Ear:
             self.ended[end.key] = end
             self.order.append(end.key)
         for refusal in frame.refused:
-            assert refusal.key not in self.ended and refusal.key not in self.refused, f"{refusal.key} ended twice"
-            self.refused[refusal.key] = refusal
+            for key in refusal.keys:
+                assert key not in self.ended and key not in self.refused, f"{key} ended twice"
+                self.refused[key] = refusal
         self.changed.set()
 
     def lost(self, replica: str, keys: Sequence[int]) -> None:

@@ -14,7 +14,7 @@ from headrace.runner.fake import FakeRunner
 from headrace.runner.faults import Faults
 from headrace.transport.memory import MemoryNetwork
 from headrace.worker.mounting import MountedModel, Report
-from tests.builders import engine_config, request
+from tests.builders import engine_config, part, request
 from tests.unit.worker.rig import Ear, fake_host, fake_model, ready, replicas_of, truth_of
 
 
@@ -117,7 +117,7 @@ def test_a_device_that_dies_takes_its_sequences_and_the_gateway_hears_of_it() ->
             replica = await ready(replicas, ear)
             faults.die(5)
             runner.faults = faults
-            replica.submit(1, request("a", 8, 50))
+            replica.submit(part(1, request("a", 8, 50)))
             await ear.all_over([1])
             assert ear.lost_keys == [1] and not replica.is_ready
             assert replica.state is WorkerState.FAILED and "died" in replica.note
@@ -128,7 +128,7 @@ def test_a_device_that_dies_takes_its_sequences_and_the_gateway_hears_of_it() ->
 
 def submit_long(link: Link, key: int = 1) -> Request:
     made = request("long", 8, 200)
-    link.send(Submit(key, made))
+    link.send(Submit((part(key, made),)))
     return made
 
 
@@ -240,7 +240,7 @@ def test_the_straggler_over_links() -> None:
             replica = await ready(replicas, ear)
             made = {key: request(f"r{key}", 8, 10 if key else 400) for key in range(16)}
             for key, one in made.items():
-                replica.submit(key, one)
+                replica.submit(part(key, one))
             await ear.all_over(list(made))
             assert ear.order[-1] == 0 and len(ear.frames) >= 400
             short_steps = max(frame.step for frame in ear.frames if any(end.key for end in frame.ended))

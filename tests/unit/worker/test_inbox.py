@@ -3,7 +3,9 @@
 import signal
 import threading
 
-from headrace.worker.inbox import Inbox, Left
+from headrace.core.messages import Abort, Submit
+from headrace.worker.inbox import Inbox, Left, Order, TurnedAway
+from tests.builders import part, request
 
 
 def test_all_that_came_is_taken_in_order() -> None:
@@ -34,3 +36,26 @@ def test_a_signal_handler_may_fill_it_while_its_thread_waits() -> None:
     finally:
         signal.signal(signal.SIGALRM, before)
     assert inbox.take() == [Left(9)]
+
+
+def order(length: int, key: int = 1, n: int = 1) -> Order:
+    return Order(1, 0.0, Submit((part(key, request("r", length), n=n),)))
+
+
+def test_submissions_past_its_bytes_are_turned_away_until_it_was_emptied() -> None:
+    inbox = Inbox(max_bytes=100_000)
+    items = [order(2000, key=key, n=2) for key in (1, 3, 5)]
+    for item in items:
+        inbox.put(item)
+    inbox.put(Order(1, 0.0, Abort(1)))
+    assert inbox.wait(0.0)
+    assert inbox.take() == [items[0], TurnedAway(1, (3, 4)), TurnedAway(1, (5, 6)), Order(1, 0.0, Abort(1))]
+    inbox.put(items[1])
+    assert inbox.take() == [items[1]]
+
+
+def test_one_submission_that_is_larger_than_all_its_room_comes_in_alone() -> None:
+    inbox = Inbox(max_bytes=100)
+    inbox.put(order(2000))
+    inbox.put(order(1, key=2))
+    assert [type(item) for item in inbox.take()] == [Order, TurnedAway]

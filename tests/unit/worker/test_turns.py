@@ -5,11 +5,23 @@ import random
 from collections.abc import Callable, Iterator
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.core.config import TenantConfig
 from headrace.core.errors import RunnerFailed
 from headrace.core.event import Outcome
-from headrace.core.messages import Abort, Drain, GrammarText, Pause, Resume, Submit, Tenants, Withdraw, WorkerState
+from headrace.core.messages import (
+    Abort,
+    Drain,
+    GrammarText,
+    Pause,
+    Resume,
+    Service,
+    Submit,
+    Tenants,
+    Withdraw,
+    WorkerState,
+)
 from headrace.core.request import Request, SamplingParams, Tier
 from headrace.engine.sequence import Phase
 from headrace.runner.faults import Faults
@@ -17,7 +29,8 @@ from headrace.text.byte_vocabulary import byte_vocabulary
 from headrace.text.lexicon import Lexicon
 from headrace.text.matchers import Matchers
 from headrace.text.tokenizer import Tokenizer
-from tests.builders import engine_config, prompt, request
+from headrace.worker.inbox import TurnedAway
+from tests.builders import engine_config, part, prompt, request
 from tests.unit.worker.rig import truth_of
 from tests.unit.worker.turning import TurnRig
 
@@ -374,7 +387,7 @@ def test_random_lives_end_exactly_once(seed: int) -> None:
                 Pause(other),
                 Resume(other),
                 Withdraw(other),
-                Submit(other, request("again", 4, 4)),
+                Submit((part(other, request("again", 4, 4)),)),
             )
             rig.tell(luck.choice(commands[: 4 if other in rig.ears[link].ended else 5]), link)
         if luck.random() < 0.1:
@@ -404,3 +417,77 @@ def test_told_to_drain_one_that_has_nothing_leaves_at_once() -> None:
     rig.inbox.wait = wait  # type: ignore[method-assign]
     rig.loop.run()
     assert rig.loop.is_drained
+
+
+def choice_of(made: Request, choice: int) -> list[int]:
+    return truth_of(replace(made, choice=choice))
+
+
+def test_an_order_is_taken_in_as_one_and_each_choice_is_its_own() -> None:
+    rig = TurnRig()
+    first, second = request("a", 8, 5), request("b", 8, 6, choice=2)
+    rig.tell(Submit((part(1, first, n=3), part(7, second, n=2))))
+    rig.turn()
+    assert rig.frames[0][1].accepted == (1, 2, 3, 7, 8)
+    rig.run()
+    tokens = rig.ears[1].tokens
+    assert [tokens[key] for key in (1, 2, 3)] == [choice_of(first, choice) for choice in range(3)]
+    assert [tokens[key] for key in (7, 8)] == [choice_of(second, choice) for choice in (2, 3)]
+
+
+def test_an_order_is_refused_as_one() -> None:
+    rig = TurnRig()
+    rig.tell(Submit((part(1, request("a", 8, 5), n=2), part(3, request("b", ids=())))))
+    rig.run()
+    ((_, frame),) = rig.frames
+    assert [refusal.keys for refusal in frame.refused] == [(1, 2, 3)] and not frame.accepted
+    assert rig.loop._keys.count == 0 and rig.engine.num_waiting == 0
+
+
+def test_an_order_that_comes_twice_is_taken_once() -> None:
+    rig = TurnRig()
+    made = Submit((part(1, request("a", 8, 5), n=2),))
+    rig.tell(made)
+    rig.tell(made)
+    rig.run()
+    assert rig.ears[1].accepted == [1, 2] and sorted(rig.ears[1].ended) == [1, 2]
+
+
+def test_what_the_inbox_had_no_room_for_is_told_to_come_again() -> None:
+    rig = TurnRig()
+    rig.inbox.put(TurnedAway(1, (4, 5)))
+    rig.run()
+    refusal = rig.ears[1].refused[4]
+    assert (refusal.keys, refusal.code, refusal.retry_after_s) == ((4, 5), "queue_full", 1.0)
+
+
+def test_service_elsewhere_counts_here() -> None:
+    rig = TurnRig()
+    rig.tell(Service({"a": 2.0, "b": 1.0}))
+    rig.tell(Service({"a": math.nan}))
+    rig.turn()
+    assert rig.engine.service_levels() == {"a": 2.0, "b": 1.0}
+
+
+def test_one_grammar_that_is_none_refuses_the_whole_order(byte_rig: TurnRig) -> None:
+    made = request("g", 8, 20, ids=prompt(8, 1, 256))
+    good, bad = GrammarText("choice", '["yes","no"]'), GrammarText("choice", "this is no list")
+    byte_rig.tell(Submit((part(1, made, good, n=2), part(3, made, bad), part(4, made))))
+    settle(byte_rig, [1, 2, 3, 4])
+    assert byte_rig.ears[1].refused[1].keys == (1, 2, 3, 4) and not byte_rig.ears[1].accepted
+    assert byte_rig.engine.num_waiting == 0 and byte_rig.loop._num_building == 0
+
+
+def test_an_order_waits_for_all_its_grammars_and_not_for_who_was_aborted(byte_rig: TurnRig) -> None:
+    made = request("g", 8, 20, ids=prompt(8, 1, 256))
+    byte_rig.tell(Submit((part(1, made, GrammarText("choice", '["yes","no"]'), n=3), part(4, made))))
+    byte_rig.tell(Abort(2))
+    settle(byte_rig, [1, 2, 3, 4])
+    ear = byte_rig.ears[1]
+    assert ear.ended[2].reason == "aborted" and 2 not in ear.tokens
+    assert all(bytes(ear.tokens[key][:-1]).decode() in ("yes", "no") for key in (1, 3))
+    assert ear.tokens[4] == choice_of_bytes(byte_rig, made)
+
+
+def choice_of_bytes(rig: TurnRig, made: Request) -> list[int]:
+    return rig.runner.truth(made.prompt_ids, made.max_tokens or 0, seed=made.sampling.seed)

@@ -12,7 +12,7 @@ from headrace.text.matchers import Matchers
 from headrace.worker.inbox import Command, Crowded, Inbox, Left, Order
 from headrace.worker.lifecycle import Lifecycle
 from headrace.worker.turns import TurnLoop
-from tests.builders import TestClock, engine_config
+from tests.builders import TestClock, engine_config, part
 from tests.unit.worker.rig import Ear, card
 
 
@@ -54,7 +54,7 @@ class TurnRig:
         self.inbox.put(Order(link, self.clock.now_s(), command))
 
     def submit(self, key: int, request: Request, link: int = 1, grammar: GrammarText | None = None) -> None:
-        self.tell(Submit(key, request, grammar), link)
+        self.tell(Submit((part(key, request, grammar),)), link)
 
     def crowd(self, is_full: bool, link: int = 1) -> None:
         self.inbox.put(Crowded(link, is_full))
