@@ -12,7 +12,6 @@ import logging
 import resource
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,7 +24,7 @@ import typer
 from headrace.accounts.keys import KeyRing
 from headrace.cluster.local import die_with_parent
 from headrace.cluster.replicas import Replicas
-from headrace.control.orders import Orders, Report, Step
+from headrace.control.orders import REPORT_S, Orders, Report, Step
 from headrace.control.run_folder import read_orders
 from headrace.core.clock import SystemClock
 from headrace.core.config import Config, ModelConfig, TenantConfig
@@ -35,6 +34,7 @@ from headrace.gateway.app import Gateway, build_app
 from headrace.gateway.server import serve
 from headrace.serving.model_text import ModelText
 from headrace.serving.service import Service
+from headrace.telemetry.log import LineWriter, log_to
 from headrace.telemetry.metrics import Metrics
 from headrace.text.byte_vocabulary import byte_vocabulary
 from headrace.text.limited import LimitedPool
@@ -54,45 +54,43 @@ def gateway(
 ) -> None:
     """Answer requests until told to leave."""
     die_with_parent(parent)
-    _settle_in()
-    orders = read_orders(run)
-    listener = socket.socket(fileno=fd)
-    listener.set_inheritable(False)
-    import uvloop
+    with LineWriter() as lines, LineWriter(fd=1) as reports:
+        log_to(lines)
+        _settle_in()
+        orders = read_orders(run)
+        listener = socket.socket(fileno=fd)
+        listener.set_inheritable(False)
+        import uvloop
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_answer(orders, run, listener))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_answer(orders, run, listener, reports))
 
 
-async def _answer(orders: Orders, folder: Path, listener: socket.socket) -> None:
+async def _answer(orders: Orders, folder: Path, listener: socket.socket, reports: LineWriter) -> None:
     stop, started = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     with ExitStack() as stack:
-        front = _Front(orders, stack)
+        front = _Front(orders, stack, reports)
         loop.add_signal_handler(signal.SIGHUP, front.reload, folder)
         await front.replicas.start()
         await front.service.warm_up()
         try:
-            tell = asyncio.create_task(_say_when(started))
+            reporting = asyncio.create_task(front.report(started))
             await serve(front.app, [listener], orders.config.gateway, stop, started=started)
-            tell.cancel()
+            reporting.cancel()
         finally:
             await front.replicas.close()
 
 
-async def _say_when(started: asyncio.Event) -> None:
-    await started.wait()
-    gc.collect()
-    gc.freeze()
-    _say(Report(Step.LISTENING))
-
-
 class _Front:
-    """What a reload reaches, wired."""
+    """What a reload reaches, wired; and what is reported of it."""
 
-    def __init__(self, orders: Orders, stack: ExitStack) -> None:
+    def __init__(self, orders: Orders, stack: ExitStack, reports: LineWriter) -> None:
         config, clock = orders.config, SystemClock()
+        self._reports = reports
+        self._version = orders.version
+        self._is_listening = self._has_served = False
         limited = stack.enter_context(LimitedPool())
         limited.start()
         models = [stack.enter_context(_text(model, orders, limited)) for model in config.models]
@@ -102,7 +100,6 @@ class _Front:
             self.replicas = Replicas(UnixNetwork(), orders.addresses, sink, clock, tenants, lambda _: self._look())
             return self.replicas
 
-        self._has_served = False
         self.service = Service(models, replicas, clock=clock, secret=orders.secret, inject=config.inject)
         self._metrics = Metrics()
         self._metrics.watch_replicas(lambda: self.replicas)
@@ -112,9 +109,23 @@ class _Front:
         )
         self._know(config)
 
+    async def report(self, started: asyncio.Event) -> None:
+        """From when it listens on; that this loop turns is what each report proves."""
+        await started.wait()
+        gc.collect()
+        gc.freeze()
+        self._is_listening = True
+        while True:
+            self._say()
+            await asyncio.sleep(REPORT_S)
+
     def reload(self, folder: Path) -> None:
+        """Asked again about orders that it follows already, it says so and nothing else happens."""
         try:
-            config = read_orders(folder).config
+            orders = read_orders(folder)
+            config = orders.config
+            if orders.version == self._version:
+                return self._say()
             self._keys.replace(config.tenants)
         except HeadraceError as error:
             _LOG.error("not reloaded: %s", error.message)
@@ -122,13 +133,20 @@ class _Front:
         self.app.reconfigure(config.gateway)
         self.replicas.set_tenants(_tenants(config))
         self._know(config)
-        _say(Report(Step.RELOADED, "the configuration was read again"))
+        self._version = orders.version
+        self._say("the configuration was read again")
 
     def _look(self) -> None:
         """Whether every worker is ready, at last."""
         if not self._has_served and all(replica.is_ready for replica in self.replicas):
             self._has_served = True
-            _say(Report(Step.SERVING))
+            self._say()
+
+    def _say(self, note: str = "") -> None:
+        """Nothing before it listens: the first report then says it all."""
+        if self._is_listening:
+            step = Step.SERVING if self._has_served else Step.LISTENING
+            self._reports.put(msgspec.json.encode(Report(step, self._version, note)).decode())
 
     def _know(self, config: Config) -> None:
         self._metrics.know((model.name for model in config.models), (tenant.name for tenant in config.tenants))
@@ -188,14 +206,9 @@ def _settle_in() -> None:
     # What a terminal's Ctrl-C means is the supervisor's to decide; before there is a loop, told to reload is nothing.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     gc.set_threshold(*_GC_THRESHOLDS)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = min(_MOST_DESCRIPTORS, hard) if hard != resource.RLIM_INFINITY else _MOST_DESCRIPTORS
     if soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-def _say(report: Report) -> None:
-    print(msgspec.json.encode(report).decode(), flush=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, cast
 
@@ -62,31 +62,34 @@ def generate(
     max_tokens, temperature, top_p, top_k, min_p, seed, n, stop, json_schema, regex, choices, logprobs and so on.
     What a line leaves open is as the flags say. Replies are written as they end; index is the line's number.
     """
-    from headrace.cli.local import open_local
-    from headrace.worker.assembly import LoadSettings
-
     check_finite(temperature=temperature, top_p=top_p)
     _check_source(prompt, file)
     if system is not None and (raw or file is not None):
         raise InvalidInput("--system goes with a prompt that is a message", param="--system")
-    defaults = Ask(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        seed=seed,
-        stop=stop or [],
-    )
-    settings = LoadSettings(dtype=dtype, slots=slots)
-    if prompt is not None:
+    defaults = Ask(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop or [])
+    loading = _loading(model, dtype, slots)
+    if file is not None:
+        _answer_file(loading, file, output, defaults, as_json=as_json)
+    elif prompt is not None:
         ask = _ask(defaults, prompt, system, raw=raw)
-        with open_local(model, settings) as local:
+        with loading as local:
             _answer(local, ask, as_json=as_json)
-        return
-    assert file is not None
+
+
+def _loading(model: str, dtype: str, slots: int) -> AbstractContextManager[LocalModel]:
+    """It is loaded when it is entered."""
+    from headrace.cli.local import open_local
+    from headrace.worker.assembly import LoadSettings
+
+    return open_local(model, LoadSettings(dtype=dtype, slots=slots))
+
+
+def _answer_file(
+    loading: AbstractContextManager[LocalModel], file: Path, output: Path | None, defaults: Ask, *, as_json: bool
+) -> None:
     _check_target(file, output, as_json=as_json)
     # Opened first: a model takes seconds to load, and a misspelt path should not.
-    with _source(file) as source, _target(output) as target, open_local(model, settings) as local:
+    with _source(file) as source, _target(output) as target, loading as local:
         if output is not None:
             # Only now: what an earlier run wrote must survive a model that cannot be loaded.
             target.truncate(0)

@@ -15,7 +15,7 @@ import ssl
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -26,18 +26,19 @@ from msgspec.structs import replace
 
 from headrace.cli.announcement import LoadingLines, curl_line, reachable_at, ready_lines, served_models
 from headrace.cli.configuration import Flags, resolve_config
-from headrace.cli.console import as_text, note, print_json
+from headrace.cli.console import as_text
 from headrace.cli.keys import VARIABLE, LocalKey, local_key, with_local_tenant
 from headrace.cli.models import data_folder, find_or_fetch
 from headrace.cluster.local import Command, LocalProcesses
 from headrace.control.child import Child
 from headrace.control.orders import Orders
-from headrace.control.reload import merge, watch_file
+from headrace.control.reload import Stamp, merge, stamp_file, watch_file
 from headrace.control.run_folder import RunFolder
 from headrace.control.supervisor import WORKER_GRACE_S, Supervisor
 from headrace.core.clock import SystemClock
 from headrace.core.config import RUNNERS, Config, GatewayConfig, ModelConfig, check_config
 from headrace.core.errors import HeadraceError, InvalidInput
+from headrace.telemetry.log import LineWriter, log_to
 from headrace.transport.unix import UnixNetwork
 
 _BACKLOG = 2048
@@ -73,11 +74,16 @@ def serve(
         check_tls(wanted.gateway)
         return wanted
 
+    # Before it is read: what changes meanwhile is then seen as a change.
+    stamp = None if config is None else stamp_file(config)
     tree = read()
     with closing(bind(tree.gateway)) as listener:
         sources = find_models(tree)
-        with RunFolder(home) as folder:
-            server = Server(tree, sources, folder, listener, key, read, config, started_s, as_json)
+        with RunFolder(home) as folder, LineWriter() as lines, LineWriter(fd=1) as results:
+            log_to(lines)
+            server = Server(
+                tree, sources, folder, listener, key, read, config, stamp, started_s, as_json, lines, results
+            )
             code = asyncio.run(server.run())
     raise typer.Exit(code)
 
@@ -128,7 +134,8 @@ def check_tls(gateway: GatewayConfig) -> None:
 
 @dataclass(slots=True)
 class Server:
-    """The supervisor's wiring, and what it says to a person."""
+    """The supervisor's wiring, and what it says to a person: remarks through `lines`, that it is up through `results`.
+    Neither waits for who reads them."""
 
     config: Config
     sources: dict[str, str]
@@ -137,8 +144,12 @@ class Server:
     key: LocalKey
     read: Callable[[], Config]
     file: Path | None
+    stamp: Stamp | None
     started_s: float
     as_json: bool
+    lines: LineWriter
+    results: LineWriter
+    version: int = 0
     clock: SystemClock = field(default_factory=SystemClock)
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     workers: list[Child] = field(default_factory=list)
@@ -148,7 +159,7 @@ class Server:
         self.folder.write_orders(self._orders())
         models = enumerate(self.config.models)
         self.workers = [self._worker(place, model, index) for place, model in models for index in range(model.workers)]
-        lines = LoadingLines(tell, self.clock)
+        loading = LoadingLines(self.lines.put, self.clock)
         environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
         supervisor = Supervisor(
             Child("gateway", self._gateway_command),
@@ -156,9 +167,9 @@ class Server:
             LocalProcesses(environment),
             UnixNetwork(),
             self.clock,
-            drain_s=self.config.gateway.drain_s,
-            tell=tell,
-            heard=lambda child, beat: lines.heard(child.name, beat),
+            gateway_s=self.config.gateway.closing_s,
+            tell=self.lines.put,
+            heard=lambda child, beat: loading.heard(child.name, beat),
             up=self._announce,
         )
         loop = asyncio.get_running_loop()
@@ -169,14 +180,14 @@ class Server:
             loop.add_signal_handler(signal.SIGHUP, self._stop, supervisor)
             return await supervisor.run()
         loop.add_signal_handler(signal.SIGHUP, self._reload, supervisor)
-        watch = asyncio.create_task(watch_file(self.file, lambda: self._reload(supervisor)))
+        watch = asyncio.create_task(watch_file(self.file, self.stamp, lambda: self._reload(supervisor)))
         try:
             return await supervisor.run()
         finally:
             watch.cancel()
 
     def _stop(self, supervisor: Supervisor) -> None:
-        tell("stopping: open streams may finish; once more ends them at once")
+        self.lines.put("stopping: open streams may finish; once more ends them at once")
         # Nobody else comes in: with the gateway's copy closed as well, connections are refused.
         self.listener.close()
         supervisor.stop()
@@ -185,21 +196,22 @@ class Server:
         try:
             config, waiting = merge(self.config, self.read())
         except HeadraceError as error:
-            tell(f"the configuration stays as it was: {error.message}")
+            self.lines.put(f"the configuration stays as it was: {error.message}")
             return
         if waiting:
-            tell(f"these take effect at the next start: {', '.join(waiting)}")
+            self.lines.put(f"these take effect at the next start: {', '.join(waiting)}")
         if config != self.config:
             self.config = config
+            self.version += 1
             self.folder.write_orders(self._orders())
-            supervisor.reload_gateway()
+            supervisor.reload_gateway(self.version)
 
     def _orders(self) -> Orders:
         addresses = {
             model.name: tuple(self.folder.worker_address(place, index) for index in range(model.workers))
             for place, model in enumerate(self.config.models)
         }
-        return Orders(self.config, self.sources, addresses, self.secret)
+        return Orders(self.config, self.sources, addresses, self.secret, self.version)
 
     def _gateway_command(self) -> Command:
         fd = self.listener.fileno()
@@ -234,34 +246,23 @@ class Server:
         return max(1, len(os.sched_getaffinity(0)) // computing) if computing > 1 else 0
 
     def _announce(self) -> None:
-        with suppress(OSError):
-            self._print()
-
-    def _print(self) -> None:
         address = reachable_at(self.config.gateway, self.listener.getsockname()[1])
         cards = [child.beat.card for child in self.workers if child.beat is not None]
         models = served_models(self.config.models, cards)
         seconds = time.perf_counter() - self.started_s
         if self.as_json:
-            print_json(
-                {
-                    "url": address.url,
-                    "key_file": as_text(self.key.path),
-                    "models": models,
-                    "pid": os.getpid(),
-                    "ready_s": seconds,
-                    "curl": curl_line(address, self.key, models[0].name),
-                }
-            )
+            document = {
+                "url": address.url,
+                "key_file": as_text(self.key.path),
+                "models": models,
+                "pid": os.getpid(),
+                "ready_s": seconds,
+                "curl": curl_line(address, self.key, models[0].name),
+            }
+            self.results.put(_json(document))
         else:
-            print("\n".join(ready_lines(address, self.key, models, seconds, show_key=sys.stdout.isatty())))
-        sys.stdout.flush()
-
-
-def tell(line: str) -> None:
-    """To a person who may be gone, with the terminal; that must not end a server."""
-    with suppress(OSError):
-        note(line)
+            for line in ready_lines(address, self.key, models, seconds, show_key=sys.stdout.isatty()):
+                self.results.put(line)
 
 
 def _json(value: object) -> str:

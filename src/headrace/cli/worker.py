@@ -4,11 +4,9 @@ Owns the process's ties: its title, its signals, its parent, its share of the co
 70 a step hung.
 """
 
-import logging
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from typing import Annotated, TypeVar
@@ -23,6 +21,7 @@ from headrace.cluster.local import die_with_parent
 from headrace.core.config import PROMISES, EngineConfig, ModelConfig, TenantConfig
 from headrace.core.errors import InvalidInput
 from headrace.core.messages import WorkerCard
+from headrace.telemetry.log import LineWriter, log_to
 from headrace.transport.unix import UnixNetwork
 from headrace.worker.host import WorkerHost
 from headrace.worker.mounting import Mount, MountedModel, Report, mount_fake, mount_torch
@@ -49,27 +48,26 @@ def worker(
     inject = _read(inject_json, dict[str, float], "--inject-json")
     engine = _read(engine_json, EngineConfig, "--engine-json")
     _name_process(model.name, index)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     share_cores()
-    host = WorkerHost(
-        WorkerCard(
-            name=name or f"{model.name} {index}",
-            model=model.name,
-            index=index,
-            pid=os.getpid(),
-            epoch=epoch or time.time_ns(),
-        ),
-        _mount(model, tenants, engine),
-        UnixNetwork(),
-        address,
-        inject=inject,
-    )
+    card = WorkerCard(name or f"{model.name} {index}", model.name, index, os.getpid(), epoch or time.time_ns())
+    with LineWriter() as lines:
+        log_to(lines)
+
+        def die(code: int) -> None:
+            lines.close()
+            os._exit(code)
+
+        host = WorkerHost(card, _mount(model, tenants, engine), UnixNetwork(), address, inject=inject, die=die)
+        raise typer.Exit(_live(host, grace_s))
+
+
+def _live(host: WorkerHost, grace_s: float) -> int:
+    import uvloop
+
     # The supervisor decides what a terminal's Ctrl-C means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _drain_on_sigterm(host, grace_s)
-    import uvloop
-
-    raise typer.Exit(host.run(uvloop.new_event_loop()))
+    return host.run(uvloop.new_event_loop())
 
 
 def _drain_on_sigterm(host: WorkerHost, grace_s: float) -> None:

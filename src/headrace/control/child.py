@@ -35,7 +35,7 @@ class Launcher(Protocol):
 class Child:
     """`address` is where a worker's beats are heard; the gateway has none and reports on its stdout.
     `command` is asked at each start, since an epoch is larger every time. One that is healthy runs as it should; one
-    that serves can also reach whom it needs."""
+    that serves can also reach whom it needs. `version` is that of the orders which it follows."""
 
     name: str
     command: Callable[[], Command]
@@ -45,6 +45,7 @@ class Child:
     healthy_since_s: float | None = None
     was_healthy: bool = False
     is_serving: bool = False
+    version: int = 0
     beat: Beat | None = None
 
     @property

@@ -12,6 +12,8 @@ from headrace.core.config import Config, GatewayConfig
 FIXED = ("host", "port", "processes", "tls_cert", "tls_key", "drain_s")
 _FIXED_SECTIONS = ("engine", "models", "inject")
 
+Stamp = tuple[int, int, int]
+
 
 def merge(running: Config, wanted: Config) -> tuple[Config, tuple[str, ...]]:
     """What runs from now on, and the names of what changed and waits for a restart."""
@@ -21,18 +23,18 @@ def merge(running: Config, wanted: Config) -> tuple[Config, tuple[str, ...]]:
     return replace(running, gateway=gateway, tenants=wanted.tenants), tuple(waiting)
 
 
-async def watch_file(path: Path, changed: Callable[[], None], every_s: float = 1.0) -> None:
-    """Until cancelled. A file that is gone for a moment is being replaced."""
-    seen = _stamp(path)
+async def watch_file(path: Path, seen: Stamp | None, changed: Callable[[], None], every_s: float = 1.0) -> None:
+    """Until cancelled. `seen` is its stamp from before it was read. A file that is gone for a moment is being replaced."""
     while True:
         await asyncio.sleep(every_s)
-        stamp = _stamp(path)
+        stamp = stamp_file(path)
         if stamp is not None and stamp != seen:
             seen = stamp
             changed()
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
+def stamp_file(path: Path) -> Stamp | None:
+    """Another one after every change."""
     try:
         status = path.stat()
     except OSError:

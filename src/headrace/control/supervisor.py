@@ -4,7 +4,6 @@ When to start again is decided in `restarts`, what a reload changes in `reload`;
 """
 
 import asyncio
-import contextlib
 import signal
 from collections.abc import Callable, Sequence
 
@@ -12,16 +11,15 @@ import msgspec
 
 from headrace.control.child import Child, Launcher, Process
 from headrace.control.orders import Report, Step
+from headrace.control.silence import Silence
 from headrace.control.watch import WorkerWatch
 from headrace.core.errors import HeadraceError
 from headrace.core.messages import Beat, WorkerState
 from headrace.core.ports import Clock, Network
 
-# After the streams' time is over: to close what is left, and for workers that have nothing left to do.
-GATEWAY_MARGIN_S = 2.0
+# For a gateway that has closed its last connection to be gone, and for workers that have nothing left to do.
+GATEWAY_END_S = 2.0
 WORKER_GRACE_S = 5.0
-# No step and no load holds up a worker's heartbeat for this long.
-SILENCE_S = 30.0
 # Codes of a command that said why it cannot run: starting it again would not help.
 _SAID_WHY = (1, 2)
 
@@ -33,7 +31,8 @@ class StartFailed(HeadraceError):
 
 
 class Supervisor:
-    """`tell` gets lines for a person, `heard` every beat of a worker, `up` is called once, when all serve."""
+    """`tell` gets lines for a person, `heard` every beat of a worker, `up` is called once, when all serve.
+    Told to stop, a gateway may take `gateway_s` until its last connection is closed."""
 
     def __init__(
         self,
@@ -43,7 +42,7 @@ class Supervisor:
         network: Network,
         clock: Clock,
         *,
-        drain_s: float,
+        gateway_s: float,
         tell: Callable[[str], None],
         heard: Callable[[Child, Beat], None],
         up: Callable[[], None],
@@ -53,11 +52,12 @@ class Supervisor:
         self._launcher = launcher
         self._network = network
         self._clock = clock
-        self._drain_s = drain_s
+        self._gateway_s = gateway_s
         self._tell = tell
         self._heard = heard
         self._up = up
         self._stop = asyncio.Event()
+        self._version = 0
         self._was_up = False
         self._killed = False
 
@@ -96,10 +96,17 @@ class Supervisor:
             if child.process is not None:
                 child.process.signal(signal.SIGKILL)
 
-    def reload_gateway(self) -> None:
+    def reload_gateway(self, version: int) -> None:
         """The orders have changed."""
-        if self._gateway.process is not None and self._gateway.healthy_since_s is not None:
-            self._gateway.process.signal(signal.SIGHUP)
+        self._version = version
+        self._renew()
+
+    def _renew(self) -> None:
+        """Until the gateway says that it follows the newest orders: a signal may come when it is not looking."""
+        gateway = self._gateway
+        is_reachable = gateway.healthy_since_s is not None and not self._stop.is_set()
+        if gateway.process is not None and is_reachable and gateway.version < self._version:
+            gateway.process.signal(signal.SIGHUP)
 
     async def _keep(self, child: Child) -> None:
         while not self._stop.is_set():
@@ -135,34 +142,41 @@ class Supervisor:
         return f"died ({_ending(code)}{': ' if words else ''}{words})", code
 
     async def _watch(self, child: Child, process: Process) -> None:
+        """Until it is silent: a process that is there and says nothing is ended, so that another can take its place."""
+        silence = Silence()
+        hearing = asyncio.create_task(self._hear(child, process, silence))
+        try:
+            await silence.last()
+        finally:
+            hearing.cancel()
+            await asyncio.gather(hearing, return_exceptions=True)
+        self._tell(f"{child.name} has been silent for {silence.limit_s} s and is killed")
+        process.signal(signal.SIGKILL)
+
+    async def _hear(self, child: Child, process: Process, silence: Silence) -> None:
+        def take(beat: Beat) -> None:
+            if beat.card.pid == process.pid:  # else of an earlier life
+                silence.heard()
+                self._take(child, beat)
+
         if child.address is not None:
-            await self._hear_beats(child, process, child.address)
+            await WorkerWatch(child.address, self._network, "supervisor", take).run()
         async for line in process.lines():
             try:
                 report = msgspec.json.decode(line, type=Report)
             except msgspec.MsgspecError:
                 continue  # a library that prints is no reason to stop
-            if report.note:
-                self._tell(f"{child.name}: {report.note}")
-            if report.step is Step.LISTENING:
-                self._healthy(child)
-            elif report.step is Step.SERVING:
-                self._serves(child)
+            silence.heard()
+            self._take_report(child, report)
 
-    async def _hear_beats(self, child: Child, process: Process, address: str) -> None:
-        """Until it is silent: a process that is there and says nothing is ended, so that another can take its place."""
-        now_s = asyncio.get_running_loop().time
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None) as silence:
-
-                def take(beat: Beat) -> None:
-                    if beat.card.pid == process.pid:  # else of an earlier life
-                        silence.reschedule(now_s() + SILENCE_S)
-                        self._take(child, beat)
-
-                await WorkerWatch(address, self._network, "supervisor", take).run()
-        self._tell(f"{child.name} has been silent for {SILENCE_S:g} s and is killed")
-        process.signal(signal.SIGKILL)
+    def _take_report(self, child: Child, report: Report) -> None:
+        if report.note:
+            self._tell(f"{child.name}: {report.note}")
+        child.version = report.version
+        self._healthy(child)
+        self._renew()
+        if report.step is Step.SERVING and not child.is_serving:
+            self._serves(child)
 
     def _take(self, child: Child, beat: Beat) -> None:
         child.beat = beat
@@ -186,7 +200,7 @@ class Supervisor:
 
     async def _drain(self) -> bool:
         """The gateway first: workers must finish what it still streams."""
-        in_time = await self._end([self._gateway], self._drain_s + GATEWAY_MARGIN_S)
+        in_time = await self._end([self._gateway], self._gateway_s + GATEWAY_END_S)
         return await self._end(self._workers, WORKER_GRACE_S) and in_time
 
     async def _end(self, children: Sequence[Child], within_s: float) -> bool:

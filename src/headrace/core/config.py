@@ -170,6 +170,11 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # Open streams may take this long to finish when the server is told to stop.
     drain_s: float = 30.0
 
+    @property
+    def closing_s(self) -> int:
+        """How long after being told to stop the last connection is cut: after `drain_s`, and time for last words."""
+        return math.ceil(self.drain_s + _LAST_WORDS_S)
+
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """The whole tree. A section is added with the package that reads it."""
@@ -196,6 +201,7 @@ PROMISES = (
 )
 SCOPES = ("metrics", "admin")
 
+_LAST_WORDS_S = 3.0
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,127}")
 _TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _KEY_HASH = re.compile(r"[0-9a-f]{64}")

@@ -109,5 +109,9 @@ class ActedLauncher:
         return self.started[name][-1]
 
 
-SERVING = msgspec.json.encode(Report(Step.SERVING)) + b"\n"
-LISTENING = msgspec.json.encode(Report(Step.LISTENING)) + b"\n"
+def reported(step: Step, version: int = 0, note: str = "") -> bytes:
+    return msgspec.json.encode(Report(step, version, note)) + b"\n"
+
+
+SERVING = reported(Step.SERVING)
+LISTENING = reported(Step.LISTENING)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from headrace.control.reload import merge, watch_file
+from headrace.control.reload import merge, stamp_file, watch_file
 from headrace.core.config import Config, GatewayConfig, ModelConfig, TenantEntry
 from tests.unit.control.virtual_loop import play
 
@@ -31,7 +31,7 @@ def test_the_file_is_seen_to_change_and_not_to_be_away(tmp_path: Path) -> None:
 
     async def story() -> None:
         path.write_text("")
-        watch = asyncio.create_task(watch_file(path, lambda: seen.append(path.read_text()), every_s=1.0))
+        watch = asyncio.create_task(watch_file(path, stamp_file(path), lambda: seen.append(path.read_text())))
         await asyncio.sleep(2.5)
         assert seen == []
         path.unlink()
@@ -44,3 +44,18 @@ def test_the_file_is_seen_to_change_and_not_to_be_away(tmp_path: Path) -> None:
 
     play(story())
     assert seen == ["changed"]
+
+
+def test_a_change_between_its_first_reading_and_the_watch_is_seen(tmp_path: Path) -> None:
+    path, seen = tmp_path / "c.toml", []
+    path.write_text("read")
+    stamp = stamp_file(path)
+    path.write_text("changed since")
+
+    async def story() -> None:
+        watch = asyncio.create_task(watch_file(path, stamp, lambda: seen.append(path.read_text())))
+        await asyncio.sleep(3.0)
+        watch.cancel()
+
+    play(story())
+    assert seen == ["changed since"]

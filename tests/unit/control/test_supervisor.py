@@ -9,19 +9,21 @@ import pytest
 
 from headrace.cluster.local import Command
 from headrace.control.child import Child
+from headrace.control.orders import Step
 from headrace.control.supervisor import StartFailed, Supervisor
 from headrace.core.messages import Beat, WorkerState
 from headrace.transport.memory import MemoryNetwork
-from tests.unit.control.stage import LISTENING, SERVING, ActedLauncher, ActedWorker
+from tests.unit.control.stage import LISTENING, SERVING, ActedLauncher, ActedWorker, reported
 from tests.unit.control.virtual_loop import VirtualLoop, play
 
 READY, LOADING, FAILED = WorkerState.READY, WorkerState.LOADING, WorkerState.FAILED
+GATEWAY_S = 10.0
 
 
 class Scene:
     """One gateway, one worker, and what a person was told."""
 
-    def __init__(self, drain_s: float = 10.0) -> None:
+    def __init__(self) -> None:
         self.network = MemoryNetwork()
         self.launcher = ActedLauncher()
         self.worker = ActedWorker(self.network, "w0")
@@ -37,7 +39,7 @@ class Scene:
             self.launcher,
             self.network,
             loop,
-            drain_s=drain_s,
+            gateway_s=GATEWAY_S,
             tell=self.told.append,
             heard=lambda child, beat: self.beats.append(beat),
             up=self.up,
@@ -57,15 +59,16 @@ class Scene:
         await asyncio.sleep(0.1)
 
     async def passes(self, seconds: float) -> None:
-        """Time, in which the worker's heart beats."""
+        """Time, in which gateway and worker show that they live."""
         for _ in range(int(seconds / 20) + 1):
             await asyncio.sleep(20.0)
+            self.launcher.last("gateway").say(SERVING)
             await self.worker.is_in(READY, self.launcher.last("worker").pid)
 
 
-def staged(story: Callable[[Scene], Awaitable[None]], drain_s: float = 10.0) -> Scene:
+def staged(story: Callable[[Scene], Awaitable[None]]) -> Scene:
     async def whole() -> Scene:
-        scene = Scene(drain_s)
+        scene = Scene()
         try:
             await story(scene)
         finally:
@@ -128,19 +131,48 @@ def test_a_healthy_minute_is_forgiven() -> None:
     assert staged(story).told[0::2] == ["gateway died (exit code 1); starting it again in 0.5 s"] * 3
 
 
-def test_a_worker_that_falls_silent_is_killed_and_replaced() -> None:
+@pytest.mark.parametrize("silent", ["worker", "gateway"])
+def test_a_child_that_falls_silent_is_killed_and_replaced(silent: str) -> None:
     async def story(scene: Scene) -> None:
         await scene.comes_up()
-        first = scene.launcher.last("worker")
+        first = {name: scene.launcher.last(name) for name in ("worker", "gateway")}
         await scene.passes(200.0)
-        assert first.is_alive
-        await asyncio.sleep(31.0)
-        assert first.signals == [signal.SIGKILL] and scene.launcher.last("worker") is not first
+        assert all(process.is_alive for process in first.values())
+        for _ in range(4):
+            await asyncio.sleep(10.0)
+            if silent == "worker":
+                first["gateway"].say(SERVING)
+            else:
+                await scene.worker.is_in(READY, first["worker"].pid)
+        for name, process in first.items():
+            assert process.signals == ([signal.SIGKILL] if name == silent else [])
+            assert (scene.launcher.last(name) is not process) == (name == silent)
 
+    name = {"worker": "worker m 0", "gateway": "gateway"}[silent]
     assert staged(story).told == [
-        "worker m 0 has been silent for 30 s and is killed",
-        "worker m 0 died (SIGKILL); starting it again in 0.5 s",
+        f"{name} has been silent for 30 s and is killed",
+        f"{name} died (SIGKILL); starting it again in 0.5 s",
     ]
+
+
+def test_children_that_hang_before_their_first_word_are_killed() -> None:
+    async def story(scene: Scene) -> None:
+        await asyncio.sleep(119.0)
+        assert all(scene.launcher.last(name).is_alive for name in ("gateway", "worker"))
+        await asyncio.sleep(3.0)
+        assert [len(processes) for processes in scene.launcher.started.values()] == [2, 2]
+
+    assert "worker m 0 has been silent for 120 s and is killed" in staged(story).told
+
+
+def test_a_time_in_which_it_stood_still_itself_is_no_silence() -> None:
+    async def story(scene: Scene) -> None:
+        await scene.comes_up()
+        scene.loop.jumping.now_s += 1000.0
+        await scene.passes(30.0)
+        assert [len(processes) for processes in scene.launcher.started.values()] == [1, 1]
+
+    assert staged(story).told == []
 
 
 def test_beats_of_an_earlier_life_are_not_believed() -> None:
@@ -259,10 +291,65 @@ def test_a_death_during_the_stop_is_no_reason_to_start_again() -> None:
 def test_only_a_gateway_that_listens_is_told_to_reload() -> None:
     async def story(scene: Scene) -> None:
         await asyncio.sleep(0.1)
-        scene.supervisor.reload_gateway()  # it would not know the signal yet, and die
+        scene.supervisor.reload_gateway(1)  # it would not know the signal yet, and die
         assert scene.launcher.last("gateway").signals == []
-        await scene.comes_up()
-        scene.supervisor.reload_gateway()
+        scene.launcher.last("gateway").say(reported(Step.LISTENING, version=1))
+        await asyncio.sleep(0.1)
+        assert scene.launcher.last("gateway").signals == []
+        scene.supervisor.reload_gateway(2)
         assert scene.launcher.last("gateway").signals == [signal.SIGHUP]
 
     staged(story)
+
+
+def test_a_gateway_is_told_until_it_follows_the_newest_orders() -> None:
+    async def story(scene: Scene) -> None:
+        await asyncio.sleep(0.1)
+        gateway = scene.launcher.last("gateway")
+        scene.supervisor.reload_gateway(2)
+        for version, num_signals in ((0, 1), (1, 2), (1, 3), (2, 3), (2, 3)):
+            gateway.say(reported(Step.LISTENING, version))
+            await asyncio.sleep(1.0)
+            assert gateway.signals == [signal.SIGHUP] * num_signals
+
+    staged(story)
+
+
+def test_a_gateway_that_was_started_again_is_told_what_changed_while_it_started() -> None:
+    async def story(scene: Scene) -> None:
+        await scene.comes_up()
+        scene.launcher.last("gateway").end(-9)
+        await asyncio.sleep(1.0)
+        scene.supervisor.reload_gateway(1)
+        scene.launcher.last("gateway").say(LISTENING)
+        await asyncio.sleep(0.1)
+        assert scene.launcher.last("gateway").signals == [signal.SIGHUP]
+
+    staged(story)
+
+
+def test_a_gateway_that_leaves_is_told_nothing_more() -> None:
+    async def story(scene: Scene) -> None:
+        await scene.comes_up()
+        gateway = scene.launcher.last("gateway")
+        gateway.resists.add(signal.SIGTERM)
+        scene.supervisor.stop()
+        scene.supervisor.reload_gateway(1)
+        await asyncio.sleep(0.1)
+        assert gateway.signals == [signal.SIGTERM]
+
+    staged(story)
+
+
+def test_a_gateway_has_the_time_that_it_needs_to_close() -> None:
+    async def story(scene: Scene) -> None:
+        await scene.comes_up()
+        gateway = scene.launcher.last("gateway")
+        gateway.resists.add(signal.SIGTERM)
+        scene.supervisor.stop()
+        await asyncio.sleep(GATEWAY_S + 1.0)
+        assert gateway.signals == [signal.SIGTERM]
+        await asyncio.sleep(1.5)
+        assert gateway.signals == [signal.SIGTERM, signal.SIGKILL]
+
+    assert staged(story).told == ["gateway did not end in 12 s and is killed"]

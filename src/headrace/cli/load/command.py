@@ -1,15 +1,16 @@
-"""`headrace bench serve`: its flags, and what they mean together. The measuring modules are imported when it runs."""
+"""`headrace bench serve`: what its flags mean together. The measuring modules are imported when it runs."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from headrace.cli.console import as_text, check_finite, picture_target, print_json
 from headrace.cli.keys import VARIABLE
+from headrace.cli.load import options
 from headrace.core.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -17,84 +18,49 @@ if TYPE_CHECKING:
     from headrace.cli.load.measure import Measured, Settings
     from headrace.cli.load.plan import LoadPlan, TenantLoad
 
-_DURATION_S = 10.0
-_USERS = 8
-_KEY_NAME = "HEADRACE_API_KEY"
-
-
-class _Flags(NamedTuple):
-    """The flags that decide the load, as they were given."""
-
-    key: str | None
-    rate: float | None
-    constant: bool
-    together: int | None
-    users: int | None
-    think: float
-    trace: Path | None
-    prompt: str
-    output: str
-    requests: int | None
-    duration: float | None
-    warmup: float
-    tenant: list[str]
-    disconnect: float
-    timeout: float
-    timeout_s: float
-    seed: int
+_NUMBERS = (
+    "rate", "think", "duration", "warmup", "disconnect", "timeout", "timeout_s", "temperature", "patience_s",
+)  # fmt: skip
 
 
 def serve(
-    url: Annotated[str, typer.Option(help="Where the server is.")] = "http://127.0.0.1:8080",
-    key: Annotated[
-        str | None, typer.Option(help=f"env:NAME reads a variable. [default: {_KEY_NAME}, or this install's local key]")
-    ] = None,
-    model: Annotated[str, typer.Option("--model", "-m", help="Default: the first one listed.")] = "",
-    api: Annotated[str, typer.Option(help="chat or completions.")] = "chat",
-    rate: Annotated[float | None, typer.Option(min=1e-3, max=1e5, help="Open loop: requests/s.")] = None,
-    constant: Annotated[bool, typer.Option("--constant", help="Evenly spaced, not Poisson.")] = False,
-    together: Annotated[int | None, typer.Option(min=1, max=1_000_000, help="So many requests, all at once.")] = None,
-    users: Annotated[
-        int | None, typer.Option(min=1, max=20_000, help=f"Closed loop: so many users. [default: {_USERS}]")
-    ] = None,
-    think: Annotated[float, typer.Option(min=0, max=3600, help="Seconds a user waits between requests.")] = 0.0,
-    trace: Annotated[Path | None, typer.Option(help="Open loop: arrivals and lengths from a JSONL trace.")] = None,
-    prompt: Annotated[str, typer.Option(help="Prompt lengths in tokens.")] = "lognormal:100:0.6:10:1000",
-    output: Annotated[str, typer.Option(help="Output lengths in tokens.")] = "lognormal:50:1.0:5:500",
-    requests: Annotated[int | None, typer.Option(min=1, max=5_000_000, help="Counted requests of each tenant.")] = None,
-    duration: Annotated[
-        float | None, typer.Option(min=0.1, max=86_400, help=f"Seconds that are counted. [default: {_DURATION_S:g}]")
-    ] = None,
-    warmup: Annotated[float, typer.Option(min=0, max=3600, help="Seconds at the start that are not counted.")] = 1.0,
-    stream: Annotated[bool, typer.Option(help="Replies as they are made, or whole.")] = True,
-    compare: Annotated[bool, typer.Option("--compare", help="Both, in alternating pairs.")] = False,
-    pairs: Annotated[int, typer.Option(min=1, max=100, help="Pairs of --compare.")] = 3,
-    tenant: Annotated[
-        list[str] | None,
-        typer.Option(help="name=N,key=K and any of rate, users, together, think, requests, prompt, output; repeat."),
-    ] = None,
-    disconnect: Annotated[float, typer.Option(min=0, max=1, help="Share of clients that go away.")] = 0.0,
-    timeout: Annotated[float, typer.Option(min=0, max=1, help="Share of clients that give up.")] = 0.0,
-    timeout_s: Annotated[float, typer.Option(min=1e-3, max=3600, help="When those of --timeout give up.")] = 1.0,
-    slo: Annotated[str | None, typer.Option(help="Limits for goodput in seconds: ttft=0.5,itl=0.1,e2e=10.")] = None,
-    check_truth: Annotated[
-        bool, typer.Option("--check-truth", help="Server with --runner fake: every token must be right.")
-    ] = False,
-    vocab_size: Annotated[int | None, typer.Option(min=2, max=10_000_000, help="If the server does not say.")] = None,
-    eos: Annotated[list[int] | None, typer.Option(min=0, help="Ids that end a sequence, with --vocab-size.")] = None,
-    choices: Annotated[int, typer.Option("--n", min=1, max=128, help="Choices of each request.")] = 1,
-    temperature: Annotated[float, typer.Option(min=0, max=100)] = 0.0,
-    ignore_eos: Annotated[bool, typer.Option(help="Every reply has its full length.")] = True,
-    extra: Annotated[str, typer.Option(help="A JSON object added to every request.")] = "{}",
-    pid: Annotated[
-        list[int] | None, typer.Option(min=1, help="Processes to watch. Default: who listens there.")
-    ] = None,
-    connections: Annotated[int, typer.Option(min=1, max=60_000, help="Most connections at once.")] = 20_000,
-    patience_s: Annotated[float, typer.Option(min=0.1, max=86_400, help="A request without end by then hangs.")] = 600,
-    ca: Annotated[Path | None, typer.Option(help="Certificate authority of an https server.")] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    picture: Annotated[Path | None, typer.Option(help="Draw the latencies there.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
+    url: options.Url = "http://127.0.0.1:8080",
+    key: options.Key = None,
+    model: options.Model = "",
+    api: options.Api = "chat",
+    rate: options.Rate = None,
+    constant: options.Constant = False,
+    together: options.Together = None,
+    users: options.Users = None,
+    think: options.Think = 0.0,
+    trace: options.Trace = None,
+    prompt: options.Prompt = "lognormal:100:0.6:10:1000",
+    output: options.Output = "lognormal:50:1.0:5:500",
+    requests: options.Requests = None,
+    duration: options.Duration = None,
+    warmup: options.Warmup = 1.0,
+    stream: options.Stream = True,
+    compare: options.Compare = False,
+    pairs: options.Pairs = 3,
+    tenant: options.Tenant = None,
+    disconnect: options.Disconnect = 0.0,
+    timeout: options.Timeout = 0.0,
+    timeout_s: options.TimeoutS = 1.0,
+    slo: options.Slo = None,
+    check_truth: options.CheckTruth = False,
+    vocab_size: options.VocabSize = None,
+    eos: options.Eos = None,
+    choices: options.Choices = 1,
+    temperature: options.Temperature = 0.0,
+    ignore_eos: options.IgnoreEos = True,
+    extra: options.Extra = "{}",
+    pid: options.Pid = None,
+    connections: options.Connections = 20_000,
+    patience_s: options.PatienceS = 600,
+    ca: options.Ca = None,
+    seed: options.Seed = 0,
+    picture: options.Picture = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """A load over HTTP and what its clients saw: TTFT, ITL, E2E, tokens/s, goodput, CPU of the server's processes.
 
@@ -103,43 +69,47 @@ def serve(
     away in the middle (--disconnect) or give up (--timeout). Lengths are written 25, uniform:LOW:HIGH or
     lognormal:MEDIAN:SIGMA:LOW:HIGH. Exit code 1: a request without exactly one end, or a token that is not the truth.
     """
+    # Nothing but the flags is local yet.
+    _run(options.Flags(**locals()))
+
+
+def _run(flags: options.Flags) -> None:
+    check_finite(**{name: getattr(flags, name) for name in _NUMBERS})
+    if flags.api not in ("chat", "completions"):
+        raise InvalidInput(f"--api is chat or completions, not {flags.api[:40]!r}", param="--api")
+    settings = _settings(flags)
+    target = None if flags.picture is None else picture_target(flags.picture, flags.picture)
+    _show(_measured(settings), settings, target, as_json=flags.as_json)
+
+
+def _settings(flags: options.Flags) -> Settings:
     from headrace.cli.load.figures import parse_slo
     from headrace.cli.load.http import parse_url
     from headrace.cli.load.measure import Settings
 
-    check_finite(rate=rate, think=think, duration=duration, warmup=warmup, disconnect=disconnect, timeout=timeout)
-    check_finite(timeout_s=timeout_s, temperature=temperature, patience_s=patience_s)
-    if api not in ("chat", "completions"):
-        raise InvalidInput(f"--api is chat or completions, not {api[:40]!r}", param="--api")
-    flags = _Flags(
-        key, rate, constant, together, users, think, trace, prompt, output, requests, duration, warmup, tenant or [],
-        disconnect, timeout, timeout_s, seed,
-    )  # fmt: skip
-    endpoint = parse_url(url, None if ca is None else str(ca))
-    settings = Settings(
+    endpoint = parse_url(flags.url, None if flags.ca is None else str(flags.ca))
+    return Settings(
         endpoint=endpoint,
         plan=load_plan(flags, endpoint),
-        model=model,
-        api="completions" if check_truth else api,
-        streamed=stream,
-        pairs=pairs if compare else 0,
-        temperature=temperature,
-        ignore_eos=ignore_eos,
-        choices=choices,
-        truth=check_truth,
-        vocab_size=vocab_size,
-        eos_ids=tuple(eos or ()),
-        slo=None if slo is None else parse_slo(slo),
-        patience_s=patience_s,
-        connections=connections,
-        pids=tuple(pid or ()),
-        extra=_extra(extra),
+        model=flags.model,
+        api="completions" if flags.check_truth else flags.api,
+        streamed=flags.stream,
+        pairs=flags.pairs if flags.compare else 0,
+        temperature=flags.temperature,
+        ignore_eos=flags.ignore_eos,
+        choices=flags.choices,
+        truth=flags.check_truth,
+        vocab_size=flags.vocab_size,
+        eos_ids=tuple(flags.eos or ()),
+        slo=None if flags.slo is None else parse_slo(flags.slo),
+        patience_s=flags.patience_s,
+        connections=flags.connections,
+        pids=tuple(flags.pid or ()),
+        extra=_extra(flags.extra),
     )
-    target = None if picture is None else picture_target(picture, picture)
-    _show(_measured(settings), settings, target, as_json=as_json)
 
 
-def load_plan(flags: _Flags, endpoint: Endpoint) -> LoadPlan:
+def load_plan(flags: options.Flags, endpoint: Endpoint) -> LoadPlan:
     """The load that the flags mean. Raises InvalidInput for those that contradict each other."""
     from msgspec import structs
 
@@ -159,18 +129,18 @@ def load_plan(flags: _Flags, endpoint: Endpoint) -> LoadPlan:
         prompt=parse_lengths(flags.prompt, "--prompt"),
         output=parse_lengths(flags.output, "--output"),
         arrivals=parse_arrivals(flags.rate, flags.together, constant=flags.constant),
-        users=flags.users or (0 if ways else _USERS),
+        users=flags.users or (0 if ways else options.USERS),
         think_s=flags.think,
         requests=flags.requests,
         trace=None if flags.trace is None else str(flags.trace),
     )
-    tenants = [parse_tenant(text, base, constant=flags.constant) for text in flags.tenant] or [base]
+    tenants = [parse_tenant(text, base, constant=flags.constant) for text in flags.tenant or ()] or [base]
     tenants = [structs.replace(load, key=find_key(load.key, endpoint)) for load in tenants]
     names = [load.name for load in tenants]
     if len(set(names)) < len(names):
         raise InvalidInput("--tenant: two tenants have the same name", param="--tenant")
     bounded = all(load.requests is not None or load.trace is not None or _is_crowd(load) for load in tenants)
-    duration_s = flags.duration if flags.duration is not None or bounded else _DURATION_S
+    duration_s = flags.duration if flags.duration is not None or bounded else options.DURATION_S
     # A crowd comes once: there is nothing to warm up with.
     warmup_s = 0.0 if all(_is_crowd(load) for load in tenants) else flags.warmup
     churn = Churn(flags.disconnect, flags.timeout, flags.timeout_s)
@@ -192,7 +162,7 @@ def find_key(given: str | None, endpoint: Endpoint) -> str | None:
         given = os.environ.get(given[4:])
         if given is None:
             raise InvalidInput("the variable that --key names is not set", param="--key")
-    given = given or os.environ.get(_KEY_NAME)
+    given = given or os.environ.get(options.KEY_NAME)
     if given is None and endpoint.is_local:
         given = os.environ.get(VARIABLE) or _local_key()
     if given is not None and not (given.isascii() and given.isprintable()):
