@@ -52,8 +52,9 @@ def openai_client(server: LiveServer, key: str | None = None, max_retries: int =
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "home"
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short path, whatever the test's name: sockets lie below it, and their paths are bounded."""
+    return tmp_path_factory.mktemp("h") / "home"
 
 
 @pytest.hookimpl(wrapper=True)

@@ -91,17 +91,20 @@ def test_small_chunks(desk: Desk, same: "Same", alone: tuple[list[int], list[tor
     assert same(desk.logits[0], alone[1])
 
 
-def test_every_first_chunk_up_to_a_tile_and_more(desk: Desk, same: "Same") -> None:
-    """Kernels treat the ends of short products in their own ways: every size has to be tried."""
-    desk.begin(0, PROMPT[:80])
-    truth = desk.generate(0, 1), desk.logits[0]
+def test_every_chunk_size(desk: Desk, same: "Same") -> None:
+    """Kernels treat the ends of short products in their own ways: every size has to be tried, at some place behind a
+    cached prefix."""
+    desk.begin(0, PROMPT)
+    desk.prefill(0)
+    for size in range(1, 513):
+        cached = (len(PROMPT) - 1 - size) // 16
+        desk.begin(1, PROMPT, shared=desk.blocks[0][:cached])
+        desk.advance({1: size})
+        if not desk.logits[1]:
+            desk.prefill(1)
+        desk.end(1, keep=cached)
+        assert same(desk.logits[1], desk.logits[0]), size
     desk.end(0)
-    for first in range(1, 70):
-        desk.begin(0, PROMPT[:80])
-        desk.advance({0: first})
-        assert desk.generate(0, 1) == truth[0], first
-        desk.end(0)
-        assert same(desk.logits[0], truth[1]), first
 
 
 @pytest.mark.parametrize("neighbours", [1, 2, 3, 7, 8, 15, 16, 31])
