@@ -41,8 +41,9 @@ class Tab:
         self.fetched.append(request.url)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Not for the session: while Playwright runs, no other test of the process can run an event loop."""
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.fail("these tests need chromium; on Debian and Ubuntu: apt-get install chromium", pytrace=False)
