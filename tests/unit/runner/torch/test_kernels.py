@@ -1,5 +1,7 @@
 """Integer kernels, planes, groups and rotations, each against plain arithmetic."""
 
+import platform
+
 import pytest
 import torch
 
@@ -13,11 +15,10 @@ from headrace.runner.torch.rotation import Rotation
 
 @pytest.mark.parametrize("width", [64, 576, 2400])
 @pytest.mark.parametrize("name", KERNELS)
-def test_sums_are_exact_up_to_the_largest_wherever_the_probe_says_so(name: str, width: int) -> None:
+def test_sums_are_exact_up_to_the_largest(name: str, width: int) -> None:
     torch.manual_seed(0)
-    if not _is_exact(name, width):
-        assert name != "wide"
-        return
+    if name == "onednn" and platform.machine() == "x86_64" and not _is_exact(name, width):
+        return  # there it adds its zero point in float32, and the probe sees it
     weight = torch.randint(-LARGEST, LARGEST + 1, (40, width))
     weight[0], weight[1] = LARGEST, -LARGEST
     kernel = KERNELS[name](weight.to(torch.int8))
