@@ -20,7 +20,7 @@ from headrace.core.clock import SystemClock
 from headrace.core.config import GatewayConfig, TenantEntry
 from headrace.gateway.app import build_app
 from headrace.gateway.server import serve
-from headrace.streams.journal import Stream
+from headrace.streams.stream import Stream
 from headrace.streams.record import Ending, Part, Usage
 from headrace.telemetry.metrics import Metrics
 

@@ -6,8 +6,8 @@ from headrace.core.stages import Stage, StageClock
 from headrace.gateway.context import Context, StreamOwner
 from headrace.gateway.errors import StreamFailed
 from headrace.gateway.peer import ClientGone, Peer
-from headrace.streams.journal import Stream
 from headrace.streams.record import Failure, Record
+from headrace.streams.stream import Stream
 
 
 class Collector:

@@ -12,7 +12,7 @@ from headrace.core.config import GatewayConfig
 from headrace.core.ports import Clock
 from headrace.core.stages import Stage, StageClock
 from headrace.gateway.pulse import Pulse
-from headrace.streams.journal import Stream
+from headrace.streams.stream import Stream
 from headrace.telemetry.metrics import Metrics
 
 P = ParamSpec("P")

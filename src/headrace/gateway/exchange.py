@@ -17,8 +17,8 @@ from headrace.gateway.errors import error_reply
 from headrace.gateway.peer import Peer, Receive, Send
 from headrace.gateway.schemas.decode import decode
 from headrace.gateway.sender import Sender
-from headrace.streams.journal import Stream
 from headrace.streams.record import Record
+from headrace.streams.stream import Stream
 
 T = TypeVar("T")
 MAX_QUERY_FIELDS = 32

@@ -13,9 +13,9 @@ from headrace.core.stages import Stage, StageClock
 from headrace.gateway.context import Context, StreamOwner
 from headrace.gateway.errors import StreamFailed, failure_of
 from headrace.gateway.peer import Peer, Send
-from headrace.streams.journal import Stream
 from headrace.streams.reader import Reader, merge
 from headrace.streams.record import Ending, Failure, Record, Usage
+from headrace.streams.stream import Stream
 
 PING = b": ping\n\n"
 # A reader that finds more records than this at once lags: it gets them as one frame.

@@ -11,8 +11,8 @@ from headrace.serving.explanation import Explanation
 from headrace.serving.model_text import ModelText
 from headrace.serving.preparation import Prepared
 from headrace.serving.voice import Voice
-from headrace.streams.journal import Stream
 from headrace.streams.record import Ending, Failure, Usage
+from headrace.streams.stream import Stream
 
 
 class Life:

@@ -5,23 +5,18 @@ say comes in as frames (`core.ports.FrameSink`). Use from one event loop.
 """
 
 import asyncio
-import hmac
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from hashlib import sha256
 
 from msgspec import Struct
 
 from headrace.core.caller import Caller
-from headrace.core.errors import ContextLengthExceeded, HeadraceError, ModelNotFound, TimedOut, Unreachable
-from headrace.core.hashing import chain_blocks, chain_root
-from headrace.core.messages import WorkerCard, WorkerState
+from headrace.core.errors import HeadraceError, ModelNotFound
+from headrace.core.messages import WorkerState
 from headrace.core.ports import Clock, FrameSink
-from headrace.core.request import Request
 from headrace.core.stages import Stage, StageClock
-from headrace.router.pick import DOWN, pick, score
 from headrace.serving.ask import Ask
 from headrace.serving.explanation import Explanation, Explanations
 from headrace.serving.injection import LateSink
@@ -29,16 +24,13 @@ from headrace.serving.life import Life
 from headrace.serving.lives import Lives
 from headrace.serving.model_text import ModelText
 from headrace.serving.order import Order, check_order, check_prompts
+from headrace.serving.placement import Placement
 from headrace.serving.preparation import encode_prompt, prepare
-from headrace.serving.replica_table import ReplicaEnd, ReplicaTable
+from headrace.serving.replica_table import ReplicaTable
 from headrace.serving.voice import Voice
-from headrace.streams.journal import Stream
 from headrace.streams.record import Failure
+from headrace.streams.stream import Stream
 
-# A request that no worker has said anything to goes to at most this many replicas, one after the other.
-MAX_ATTEMPTS = 2
-# Fewer prompt tokens than this are hashed in a tenth of a millisecond; handing them to a thread takes as much.
-_INLINE_TOKENS = 2048
 # As others say that a client closed the request.
 CANCELLED = 499
 
@@ -79,18 +71,15 @@ class Service:
         self._aliases = {alias: model.name for model in models for alias in model.aliases}
         self._clock = clock
         self._wall_s = wall_s
-        self._secret = secret or secrets.token_bytes(32)
         self._inject = dict(inject or {})
         self._on_finished = on_finished
         self._seeds = seeds
-        # One at a time: threads that compute take turns with the loop, and it would wait for each of them.
-        self._hashing = asyncio.Lock()
-        self._roots: dict[tuple[str, str], bytes] = {}
         self._open: dict[Stream, Life] = {}
         self._explanations = Explanations()
         self._lives = Lives(clock, self._place_again, detokenise_s=self._inject.get(Stage.DETOKENISE, 0.0))
         transfer_s = self._inject.get(Stage.TRANSFER, 0.0)
         self.replicas = replicas(LateSink(self._lives, transfer_s) if transfer_s > 0.0 else self._lives)
+        self._placement = Placement(self._lives, self.replicas, clock, secret or secrets.token_bytes(32))
 
     @property
     def num_open(self) -> int:
@@ -144,7 +133,7 @@ class Service:
         stream = Stream(order.request_id, caller.tenant, order.dialect, model=model.name, created_s=self._wall_s())
         life = Life(stream, caller, stages, model, counts=order.counts)
         life.prepare(prepared)
-        await self._place(life)
+        await self._placement.place(life)
         self._open[stream] = life
         return stream
 
@@ -178,6 +167,9 @@ class Service:
         if self._on_finished is not None:
             self._on_finished(explanation)
 
+    def _place_again(self, life: Life, voices: Sequence[Voice]) -> None:
+        self._placement.place_again(life, voices)
+
     def explain(self, request_id: str, caller: Caller) -> Explanation:
         """NotFound for unknown ids and for those of others alike."""
         return self._explanations.find(caller.tenant, request_id)
@@ -194,127 +186,3 @@ class Service:
         delay_s = self._inject.get(stage, 0.0)
         if delay_s > 0.0:
             await asyncio.sleep(delay_s)
-
-    async def _place(self, life: Life) -> None:
-        """Submit a life to one replica, wholly; to another one if the first is gone before it has answered."""
-        await self._hash_ahead(life)
-        while True:
-            replica = self._pick(life)
-            admitted = life.admitted()
-            try:
-                self._submit(life, replica, life.voices)
-                await admitted
-                return
-            except Unreachable:
-                self._lives.drop(life)
-                if life.attempts >= MAX_ATTEMPTS or not self._others(life):
-                    raise
-                life.stages.enter(Stage.ROUTE, self._clock.now_s())
-            except BaseException:
-                self._lives.drop(life)
-                raise
-
-    def _place_again(self, life: Life, voices: Sequence[Voice]) -> None:
-        """Voices that have said nothing and lost their worker; raises where they cannot be placed."""
-        if life.attempts >= MAX_ATTEMPTS:
-            raise Unreachable("the worker was lost")
-        self._submit(life, self._pick(life), voices)
-
-    def _pick(self, life: Life) -> ReplicaEnd:
-        replicas = self.replicas.of(life.model.name)
-        chosen = pick(
-            [
-                score(replica.queued_s, replica.load.waiting + replica.load.running)
-                if replica.is_ready and replica.name not in life.tried
-                else DOWN
-                for replica in replicas
-            ]
-        )
-        if chosen is None:
-            raise Unreachable(f"no worker of {life.model.name} is ready")
-        return replicas[chosen]
-
-    def _others(self, life: Life) -> bool:
-        replicas = self.replicas.of(life.model.name)
-        return any(replica.is_ready and replica.name not in life.tried for replica in replicas)
-
-    def _submit(self, life: Life, replica: ReplicaEnd, voices: Sequence[Voice]) -> None:
-        card = replica.card
-        assert card is not None, "a ready replica has a card"
-        _check_context(life, card)
-        root = self._root(life.caller.tenant, card)
-        chains = life.chains.get((root, card.block_size))
-        if chains is None:
-            chains = life.chains[root, card.block_size] = _chain(life, root, card.block_size)
-        now_s = self._clock.now_s()
-        life.submitted(replica.name, card.fingerprint, now_s)
-        age_s = life.age_s(now_s)
-        parts = [(run, _request(run[0], life, root, chains[id(run[0].prepared)], age_s)) for run in _adjacent(voices)]
-        self._lives.submit(replica, parts)
-
-    async def _hash_ahead(self, life: Life) -> None:
-        """Long prompts are hashed off the loop, before a replica is picked: all of a version agree on the hashes."""
-        cards = (replica.card for replica in self.replicas.of(life.model.name) if replica.is_ready)
-        card = next((card for card in cards if card is not None), None)
-        if card is None or life.num_prompt_tokens <= _INLINE_TOKENS:
-            return
-        _check_context(life, card)
-        root = self._root(life.caller.tenant, card)
-        async with self._hashing:
-            life.chains[root, card.block_size] = await asyncio.to_thread(_chain, life, root, card.block_size)
-
-    def _root(self, tenant: str, card: WorkerCard) -> bytes:
-        version = card.fingerprint or card.version
-        found = self._roots.get((tenant, version))
-        if found is None:
-            salt = hmac.new(self._secret, tenant.encode(), sha256).digest()
-            found = self._roots[tenant, version] = chain_root(salt=salt, version=version)
-        return found
-
-
-def _check_context(life: Life, card: WorkerCard) -> None:
-    """Here as well as in the engine: what cannot run is not sent."""
-    num_prompt = max((len(prepared.prompt_ids) for prepared in life.asks), default=0)
-    if card.context_len and num_prompt >= card.context_len:
-        raise ContextLengthExceeded(
-            f"the prompt has {num_prompt} tokens; the context holds {card.context_len}, one of them for output",
-            param="prompt",
-        )
-
-
-def _chain(life: Life, root: bytes, block_size: int) -> dict[int, tuple[bytes, ...]]:
-    return {id(prepared): chain_blocks(root, prepared.prompt_ids, block_size) for prepared in life.asks}
-
-
-def _adjacent(voices: Sequence[Voice]) -> list[list[Voice]]:
-    """Neighbouring choices of the same prompt together: they are one part of a submission."""
-    runs: list[list[Voice]] = []
-    for voice in voices:
-        last = runs[-1][-1] if runs else None
-        if last is not None and last.prepared is voice.prepared and last.choice_of_ask + 1 == voice.choice_of_ask:
-            runs[-1].append(voice)
-        else:
-            runs.append([voice])
-    return runs
-
-
-def _request(voice: Voice, life: Life, root: bytes, hashes: tuple[bytes, ...], age_s: float) -> Request:
-    ask, caller = voice.prepared.ask, life.caller
-    left_s = None if ask.deadline_s is None else ask.deadline_s - age_s
-    if left_s is not None and left_s <= 0.0:
-        raise TimedOut("the deadline has passed", param="deadline_s")
-    return Request(
-        request_id=life.stream.id,
-        tenant=caller.tenant,
-        prompt_ids=voice.prepared.prompt_ids,
-        max_tokens=ask.max_tokens,
-        sampling=voice.prepared.sampling,
-        choice=voice.choice_of_ask,
-        tier=caller.tier if ask.priority is None else min(caller.tier, ask.priority),
-        ttft_target_s=ask.ttft_target_s,
-        itl_target_s=ask.itl_target_s,
-        queue_timeout_s=ask.queue_timeout_s,
-        deadline_s=left_s,
-        prefix_root=root,
-        block_hashes=hashes,
-    )

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Sequence
 
 from headrace.core.errors import InvalidInput
-from headrace.streams.journal import Stream
 from headrace.streams.record import CallDelta, Part, Record
+from headrace.streams.stream import Stream
 
 
 class Reader:

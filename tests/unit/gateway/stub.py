@@ -24,7 +24,7 @@ from headrace.gateway.exchange import Exchange
 from headrace.gateway.routes import Access, Route
 from headrace.serving.explanation import Explanation
 from headrace.serving.service import ModelCard
-from headrace.streams.journal import Stream
+from headrace.streams.stream import Stream
 from headrace.streams.record import Ending, Failure, Part, Record, Usage
 from headrace.telemetry.metrics import Metrics
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from headrace.core.stages import Stage
-from headrace.streams.journal import Stream
+from headrace.streams.stream import Stream
 from headrace.streams.record import Alternative, Part, Record, Score
 from tests.unit.gateway.scene import LOST, Scene, play
 from tests.unit.gateway.stub import JSON, PlainDialect, StubService, ask, gateway, turns

@@ -23,7 +23,7 @@ from headrace.serving.explanation import Explanation
 from headrace.serving.model_text import ModelText
 from headrace.serving.order import Order
 from headrace.serving.service import Service
-from headrace.streams.journal import Stream
+from headrace.streams.stream import Stream
 from headrace.streams.record import Record
 from headrace.text.byte_vocabulary import byte_vocabulary
 from headrace.text.grammar import Grammar

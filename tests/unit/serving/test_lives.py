@@ -19,7 +19,7 @@ from headrace.serving.choice import Choice
 from headrace.serving.injection import LateSink
 from headrace.serving.life import Life, spread
 from headrace.serving.voice import Voice
-from headrace.streams.journal import Stream
+from headrace.streams.stream import Stream
 from headrace.text.limited import LimitedPool
 from tests.unit.serving.network_rig import CONFIG, TOKENIZER, HandWorker, finishes, ids_of, network_rig, text_of
 from tests.unit.serving.scripted import ScriptedRig

@@ -9,7 +9,7 @@ import pytest
 from headrace.core.errors import InvalidInput
 from headrace.core.event import Outcome
 from headrace.serving.ask import Ask
-from headrace.streams.journal import Stream
+from headrace.streams.stream import Stream
 from headrace.streams.reader import merge
 from headrace.streams.record import CallDelta, Usage
 from headrace.text.limited import LimitedPool

@@ -360,7 +360,7 @@ def test_long_prompts_are_hashed_off_the_loop(pool: LimitedPool, monkeypatch: py
     async def story() -> None:
         config = replace(CONFIG, context_len=8192, blocks=4096)
         with network_rig(pool, config=config) as rig:
-            monkeypatch.setattr("headrace.serving.service.chain_blocks", chain)
+            monkeypatch.setattr("headrace.serving.placement.chain_blocks", chain)
             for length in (100, 5000):
                 await rig.say(Ask(ids=[1] * length, max_tokens=1))
             assert threads[100] is threading.main_thread() and threads[5000] is not threading.main_thread()

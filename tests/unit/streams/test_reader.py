@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import InvalidInput
-from headrace.streams.journal import Stream
+from headrace.streams.stream import Stream
 from headrace.streams.reader import Reader, merge
 from headrace.streams.record import CallDelta, Ending, Part, Record, Score, Usage
 

@@ -15,8 +15,8 @@ from headrace.gateway.schemas.chat import ChatBody
 from headrace.gateway.schemas.completion import CompletionBody
 from headrace.serving.order import Order
 from headrace.serving.service import Service
-from headrace.streams.journal import Stream
 from headrace.streams.record import Record, Usage
+from headrace.streams.stream import Stream
 
 # Tokens and alternatives that are worded within a millisecond or two; more are in a thread.
 LARGE_REPLY = 1000
