@@ -20,8 +20,8 @@ from headrace.core.clock import SystemClock
 from headrace.core.config import GatewayConfig, TenantEntry
 from headrace.gateway.app import build_app
 from headrace.gateway.server import serve
-from headrace.streams.stream import Stream
 from headrace.streams.record import Ending, Part, Usage
+from headrace.streams.stream import Stream
 from headrace.telemetry.metrics import Metrics
 
 KEY = "sk-benchmark"
