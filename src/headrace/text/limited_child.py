@@ -14,11 +14,12 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import msgspec
 
 from headrace.core.errors import HeadraceError
-from headrace.text.limited_wire import Answer, Confinement, Job, receive_frame, send_frame
+from headrace.text.limited_wire import BATCH, Answer, Confinement, Job, receive_frame, send_frame
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
@@ -63,6 +64,17 @@ def answer(handlers: Mapping[str, Handler], job: Job) -> Answer:
         return Answer(error="internal_error", message=f"failed with {type(error).__name__}", spent=True)
 
 
+def answer_batch(handlers: Mapping[str, Handler], payload: msgspec.Raw) -> list[Answer]:
+    """One after the other, in their order. If one may have harmed this process, none counts: each is then tried alone."""
+    answers = []
+    for job in msgspec.msgpack.decode(payload, type=list[Job]):
+        allow_cpu(job.cpu_s)
+        answers.append(answer(handlers, job))
+        if answers[-1].spent:
+            raise MemoryError
+    return answers
+
+
 def serve(channel: socket.socket, limits: Confinement) -> None:
     # Imported here: under the limits, and before the parent starts to count a job's time.
     from headrace.text.grammar_check import check_grammar
@@ -74,6 +86,7 @@ def serve(channel: socket.socket, limits: Confinement) -> None:
         "describe": renderer.describe,
         "validate": check_grammar,
     }
+    handlers[BATCH] = partial(answer_batch, dict(handlers))
     decoder = msgspec.msgpack.Decoder(Job)
     send_frame(channel, b"ready")
     while (frame := receive_frame(channel, limits.max_job_bytes)) is not None:

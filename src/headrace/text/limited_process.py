@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -17,7 +19,7 @@ from msgspec import Struct
 
 import headrace
 from headrace.core.errors import HeadraceError, InvalidInput, Refused, TimedOut
-from headrace.text.limited_wire import Answer, Confinement, Job, receive_frame, send_frame
+from headrace.text.limited_wire import Answer, Confinement, receive_frame
 
 # A job killed at its time limit is to blame if it had the processor for this share of it; otherwise the machine was.
 _BLAMED_SHARE = 0.1
@@ -37,8 +39,21 @@ class Limits(Struct, frozen=True):
     niceness: int = 5
 
 
+@dataclass(slots=True)
+class Talk:
+    """A job with a child: what it was not told yet, what came of its answer, and since when how much was used."""
+
+    subject: str
+    limit_s: float
+    until_s: float
+    cpu_before_s: float
+    unsent: bytes
+    received: bytearray = field(default_factory=bytearray)
+
+
 class LimitedProcess:
-    """Started at its first job and again after every end. `run` is called by one thread at a time; `kill` by any."""
+    """Started at its first job and again after every end. One job at a time, with one thread at a time; `kill` is
+    called by any."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -58,7 +73,7 @@ class LimitedProcess:
         """Start the child if none runs; it gets ready by itself."""
         with self._life:
             if self._closed:
-                raise _closing()
+                raise closing()
             if self._process is not None and self._process.poll() is None:
                 return
             self._end()
@@ -75,32 +90,59 @@ class LimitedProcess:
                 )
             self._channel = ours
 
-    def run(self, job: Job, subject: str, limit_s: float) -> Answer:
-        """The child's answer. A child that is late, dies or says too much is killed, and the next one started."""
-        self._get_ready()
+    @property
+    def is_ready(self) -> bool:
+        """A living child waits for a job."""
+        return self._ready and self._process is not None and self._process.poll() is None
+
+    def dup(self) -> int:
+        """Another descriptor of the way to a child that is ready, which does not block and is the caller's to close."""
+        assert self._channel is not None
+        return os.dup(self._channel.fileno())
+
+    def open(self, frame: bytes, subject: str, limit_s: float) -> Talk:
+        """A job for a child that is ready; its time runs from now."""
+        assert self._process is not None
+        return Talk(subject, limit_s, time.monotonic() + limit_s, _cpu_s(self._process.pid), frame)
+
+    def run(self, frame: bytes, subject: str, limit_s: float) -> Answer:
+        """The child's answer to a job. Blocks."""
+        self.get_ready()
+        return self.conclude(self.open(frame, subject, limit_s))
+
+    def conclude(self, talk: Talk) -> Answer:
+        """What is left of a talk, and its end. A child that is late, dies or says too much is killed, and the next one
+        started. Blocks."""
         process, channel = self._process, self._channel
         assert process is not None and channel is not None
-        cpu_before_s = _cpu_s(process.pid)
         try:
-            until_s = time.monotonic() + limit_s
-            channel.settimeout(limit_s)
-            send_frame(channel, msgspec.msgpack.encode(job))
-            frame = receive_frame(channel, self._limits.max_answer_bytes, until_s)
+            with suppress(OSError):  # what it means is found out by listening
+                channel.settimeout(max(talk.until_s - time.monotonic(), 1e-6))
+                channel.sendall(talk.unsent)
+            frame = receive_frame(channel, self._limits.max_answer_bytes, talk.until_s, talk.received)
             answer = self._decoder.decode(frame) if frame is not None else None
         except TimeoutError:
-            used_s = _cpu_s(process.pid) - cpu_before_s
+            used_s = _cpu_s(process.pid) - talk.cpu_before_s
             self._replace()
-            raise _late(subject, limit_s, used_s) from None
+            raise _late(talk.subject, talk.limit_s, used_s) from None
         except (ValueError, msgspec.DecodeError):
             self._replace()
-            raise InvalidInput(f"{subject} gives a result that is too long") from None
+            raise InvalidInput(f"{talk.subject} gives a result that is too long") from None
         except OSError:
             answer = None
         if answer is None:
-            raise self._died(subject, process)
+            raise self._died(talk.subject, process)
         if answer.spent:
             self._replace()
         return answer
+
+    def read(self, body: bytes) -> Answer | None:
+        """An answer that came; None: it is one that only `conclude` can deal with."""
+        try:
+            answer = self._decoder.decode(body)
+        except (ValueError, msgspec.DecodeError):
+            return None
+        return None if answer.spent else answer
 
     def kill(self) -> None:
         """Let no child run any more. Who waits for an answer is told; only `close` frees what that thread still uses."""
@@ -114,13 +156,17 @@ class LimitedProcess:
         with self._life:
             self._end()
 
-    def _get_ready(self) -> None:
+    def distrust(self) -> None:
+        """It was seen to end; whoever uses it next finds out."""
+        self._ready = False
+
+    def get_ready(self) -> None:
         """Wait until a living child has said that it is ready; one that died while idle is replaced first."""
         for _ in range(2):
             self.start()
             channel = self._channel
             assert channel is not None
-            if self._ready and self._process is not None and self._process.poll() is None:
+            if self.is_ready:
                 return
             try:
                 self._ready = receive_frame(channel, 64, time.monotonic() + self._limits.start_s) == b"ready"
@@ -144,7 +190,7 @@ class LimitedProcess:
             code = 0
         self._replace()
         if self._closed:
-            return _closing()
+            return closing()
         if code == -signal.SIGXCPU:
             return InvalidInput(f"{subject} needs more processor time than it may use")
         # Rust aborts, and the kernel kills, where memory ends.
@@ -179,7 +225,7 @@ def _environment() -> dict[str, str]:
     return environment
 
 
-def _closing() -> Refused:
+def closing() -> Refused:
     return Refused("the limited processes are shutting down", retry_after_s=1.0)
 
 

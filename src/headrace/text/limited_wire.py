@@ -10,6 +10,8 @@ import time
 from msgspec import Raw, Struct
 
 _LENGTH = struct.Struct(">I")
+# The kind of a job that is a list of jobs; its value is a list of answers.
+BATCH = "batch"
 
 
 class Confinement(Struct, frozen=True):
@@ -37,23 +39,45 @@ class Answer(Struct, frozen=True, array_like=True):
     spent: bool = False
 
 
+def frame_of(body: bytes) -> bytes:
+    return _LENGTH.pack(len(body)) + body
+
+
+def body_of(received: bytearray, max_bytes: int) -> bytes | None:
+    """The body of the frame that was received; None: more of it is to come. Raises ValueError where it is longer than
+    `max_bytes`, or than it says."""
+    if len(received) < _LENGTH.size:
+        return None
+    (size,) = _LENGTH.unpack_from(received)
+    missing = _LENGTH.size + size - len(received)
+    if size > max_bytes or missing < 0:
+        raise ValueError(f"a frame of {size} bytes is too long")
+    return None if missing else bytes(received[_LENGTH.size :])
+
+
 def send_frame(channel: socket.socket, body: bytes) -> None:
-    channel.sendall(_LENGTH.pack(len(body)) + body)
+    channel.sendall(frame_of(body))
 
 
-def receive_frame(channel: socket.socket, max_bytes: int, until_s: float | None = None) -> bytes | None:
-    """One frame, or None at the end. Raises TimeoutError past `until_s`, ValueError above `max_bytes`."""
-    header = _receive(channel, _LENGTH.size, until_s)
+def receive_frame(
+    channel: socket.socket, max_bytes: int, until_s: float | None = None, received: bytes | bytearray = b""
+) -> bytes | None:
+    """One frame, of which `received` is here already, or None at the end. Raises TimeoutError past `until_s`,
+    ValueError above `max_bytes`."""
+    header = _receive(channel, _LENGTH.size, until_s, received[: _LENGTH.size])
     if header is None:
         return None
     (size,) = _LENGTH.unpack(header)
     if size > max_bytes:
         raise ValueError(f"a frame of {size} bytes is longer than {max_bytes}")
-    return _receive(channel, size, until_s)
+    rest = received[_LENGTH.size :]
+    if len(rest) > size:
+        raise ValueError(f"{len(rest) - size} bytes follow a frame")
+    return _receive(channel, size, until_s, rest)
 
 
-def _receive(channel: socket.socket, size: int, until_s: float | None) -> bytes | None:
-    received = bytearray()
+def _receive(channel: socket.socket, size: int, until_s: float | None, before: bytes | bytearray) -> bytes | None:
+    received = bytearray(before)
     while len(received) < size:
         if until_s is not None:
             channel.settimeout(max(until_s - time.monotonic(), 1e-6))

@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headrace.core.errors import InvalidInput, InvalidModel
 from headrace.text.marks import Marks, mark_template
-from headrace.text.rendering import RenderJob, TemplateSource, Traits
+from headrace.text.rendering import PackedJob, RenderJob, TemplateSource, Traits
 
 MAX_TEMPLATES = 32
 _MAX_MESSAGE = 500
@@ -92,12 +92,12 @@ class Renderer:
 
     def __init__(self) -> None:
         self._compiled: OrderedDict[bytes, CompiledTemplate] = OrderedDict()
-        self._jobs = msgspec.msgpack.Decoder(RenderJob)
+        self._jobs = msgspec.msgpack.Decoder(PackedJob)
         self._sources = msgspec.msgpack.Decoder(TemplateSource)
 
     def render(self, payload: msgspec.Raw) -> list[str | int]:
         job = self._jobs.decode(payload)
-        template = self._template(job.source)
+        template = self._template(bytes(job.source))
         try:
             return template.render(job)
         except Raised as error:
@@ -109,8 +109,9 @@ class Renderer:
             raise InvalidInput(f"the chat template cannot render these messages: {reason}") from None
 
     def describe(self, payload: msgspec.Raw) -> Traits:
-        source = self._sources.decode(payload)
-        template = self._template(source)
+        packed = bytes(payload)
+        template = self._template(packed)
+        source = self._sources.decode(packed)
         bos_id = source.special_ids.get(source.bos_token)
         plain = _try(template, source, [_user("probe-user")])
         parts = _try(template, source, [_user([{"type": "text", "text": "probe-user"}])])
@@ -129,10 +130,9 @@ class Renderer:
             content=content,
         )
 
-    def _template(self, source: TemplateSource) -> CompiledTemplate:
-        key = msgspec.msgpack.encode(source)
-        found = self._compiled.pop(key, None) or CompiledTemplate(source)
-        self._compiled[key] = found
+    def _template(self, packed: bytes) -> CompiledTemplate:
+        found = self._compiled.pop(packed, None) or CompiledTemplate(self._sources.decode(packed))
+        self._compiled[packed] = found
         if len(self._compiled) > MAX_TEMPLATES:
             self._compiled.popitem(last=False)
         return found

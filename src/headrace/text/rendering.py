@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -24,6 +24,12 @@ class RenderJob(Struct, frozen=True):
     variables: dict[str, Any] = {}
     now_s: float = 0.0
     max_chars: int = 4 << 20
+
+
+class PackedJob(RenderJob, frozen=True, kw_only=True):
+    """The same, its template in the form it is sent in: thousands of jobs have the same, and none looks into it."""
+
+    source: Raw  # type: ignore[assignment]
 
 
 class Traits(Struct, frozen=True):

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from headrace.core.errors import InvalidInput, InvalidModel
 from headrace.text.limited import LimitedPool
-from headrace.text.rendering import ROLES, RenderJob, TemplateSource, Traits
+from headrace.text.rendering import ROLES, PackedJob, TemplateSource, Traits
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 1_000
@@ -52,6 +52,8 @@ class ChatTemplate:
         if not text.strip():
             raise InvalidModel("the model has no chat template")
         self._source = TemplateSource(text, dict(special_ids), bos_token, eos_token)
+        self._packed: msgspec.Raw | None = None
+        self._developer = "developer" if "developer" in text else "system"
         self._pool = pool
         self._max_chars = max_chars
         self._traits: Traits | None = None
@@ -75,21 +77,24 @@ class ChatTemplate:
 
     async def render(self, conversation: Conversation) -> list[str | int]:
         job = self._job(conversation, await self.describe())
-        return await self._pool.call("render", job, list[str | int], subject="rendering the messages", param="messages")
+        return await self._pool.call(
+            "render", job, list[str | int], subject="rendering the messages", param="messages", is_quick=True
+        )
 
     def render_sync(self, conversation: Conversation) -> list[str | int]:
         job = self._job(conversation, self.describe_sync())
         return self._pool.call_sync("render", job, list[str | int], subject="rendering the messages", param="messages")
 
-    def _job(self, conversation: Conversation, traits: Traits) -> RenderJob:
+    def _job(self, conversation: Conversation, traits: Traits) -> PackedJob:
         _check_bounds(conversation)
-        developer = "developer" if "developer" in self._source.text else "system"
         messages = [
-            _prepare(message, f"messages[{place}]", traits.content, developer)
+            _prepare(message, f"messages[{place}]", traits.content, self._developer)
             for place, message in enumerate(conversation.messages)
         ]
-        return RenderJob(
-            source=self._source,
+        if self._packed is None:
+            self._packed = msgspec.Raw(msgspec.msgpack.encode(self._source))
+        return PackedJob(
+            source=self._packed,
             messages=messages,
             tools=[dict(tool) for tool in conversation.tools] or None,
             add_generation_prompt=conversation.add_generation_prompt,
