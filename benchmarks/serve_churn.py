@@ -1,52 +1,98 @@
 """Clients that go away and give up at random moments, every token checked: nothing of them may be left behind.
 
-Run from the repository's root: .venv/bin/python benchmarks/serve_churn.py [--requests 10000]
+Run from the repository's root: .venv/bin/python benchmarks/serve_churn.py [--requests 10000] [--rounds 1]
+Each round is a load and a rest; what processes hold is read after the rest. 60,000 requests: --requests 30000 --rounds 2
 """
 
 import argparse
 import sys
 import time
+from typing import Any
+from urllib.parse import urlsplit
 
-from serve_rig import fake_config, load, server, verdict
+from serve_rig import Server, fake_config, load, server, verdict
+
+from headrace.cli.load.process import GATEWAY, Usage, server_pids, usage_of
 
 PROFILE = {"c0_s": 2e-3, "c_in_s": 1e-6, "c_out_s": 1e-6, "c_kv_s": 0.0, "c_att_s": 0.0}
-MOST_GROWTH_BYTES = 32 << 20
-# Until the gateway has heard from its workers again.
-HEARTBEATS_S = 3.0
+CHURN = ("--disconnect", "0.3", "--timeout", "0.2", "--timeout-s", "0.1", "--check-truth")
+LENGTHS = ("--prompt", "uniform:5:200", "--output", "uniform:1:60", "--users", "100", "--warmup", "0")
+WARM_UP = 1000
+# Until workers have told their load again, streams that can be resumed have expired, and memory was swept.
+REST_S = 10.0
+# Of a process since the warm-up, and from one round to the next.
+MOST_GROWTH_BYTES = 15 << 20
+MOST_MORE_BYTES = 4 << 20
+# What a gateway remembers by design is no growth: the explanations of its last 10,000 requests.
+EXPLANATIONS_BYTES = 6 << 20
+MIB = 1 << 20
 
 
-def main(requests: int) -> int:
-    config = fake_config(PROFILE, slots=64, more="[gateway]\ndisconnect_grace_s = 0.0")
+def main(requests: int, rounds: int) -> int:
+    config = fake_config(PROFILE, slots=64, more="[gateway]\ndisconnect_grace_s = 0.0\nresume_s = 1.0")
     with server(config) as one:
-        churn = ("--disconnect", "0.3", "--timeout", "0.2", "--timeout-s", "0.1", "--check-truth")
-        lengths = ("--prompt", "uniform:5:200", "--output", "uniform:1:60", "--users", "100")
-        # The first load fills caches and pools; the second must leave things as it found them.
-        load(one.url, one.key, *lengths, *churn, "--requests", str(max(1, requests // 10)), "--warmup", "0")
-        started = time.perf_counter()
-        report = load(one.url, one.key, *lengths, *churn, "--requests", str(requests), "--warmup", "0", "--seed", "1")
-        seconds = time.perf_counter() - started
-        time.sleep(HEARTBEATS_S)
-        busy = {name: one.gauge(f"headrace_{name}") for name in ("open_streams", "replica_running", "replica_waiting")}
-        busy["blocks"] = one.gauge("headrace_replica_total_blocks") - one.gauge("headrace_replica_free_blocks")
+        # The first load fills caches and pools; the others must leave things as they found them.
+        load(one.url, one.key, *LENGTHS, *CHURN, "--requests", str(WARM_UP))
+        warm = rested(one)
+        before, met = warm, []
+        for number in range(1, rounds + 1):
+            started = time.perf_counter()
+            report = load(one.url, one.key, *LENGTHS, *CHURN, "--requests", str(requests), "--seed", str(number))
+            print(f"round {number}: {requests:,} requests in {time.perf_counter() - started:.1f} s")
+            after = rested(one)
+            met += [*judge(report, requests), nothing_left(one), *judge_processes(warm, before, after)]
+            before = after
+    return 0 if all(met) else 1
+
+
+def rested(one: Server) -> dict[int, Usage]:
+    """The server's processes, when they had time to settle."""
+    time.sleep(REST_S)
+    port = urlsplit(one.url).port
+    assert port is not None
+    usages = (usage_of(pid) for pid in server_pids(port))
+    return {usage.pid: usage for usage in usages if usage is not None}
+
+
+def judge(report: dict[str, Any], requests: int) -> list[bool]:
     run, truth = report["runs"][0], report["truth"]
     states = run["overall"]["states"]
-    print(f"{requests:,} requests in {seconds:.1f} s: {', '.join(f'{n:,} {state}' for state, n in states.items())}")
-    met = [
-        verdict(sum(states.values()) == requests and not run["without_end"], "exactly one end each", "all"),
+    ends = ", ".join(f"{count:,} {state}" for state, count in states.items())
+    return [
+        verdict(sum(states.values()) == requests and not run["without_end"], f"one end each: {ends}", "all"),
         verdict(truth["wrong"] == 0, f"{truth['tokens']:,} tokens checked, {truth['wrong']} replies wrong", "none"),
-        verdict(not any(busy.values()), f"left over: {busy}", "nothing"),
     ]
-    for process in run["processes"]:
-        before, after = process["rss_bytes"]
-        descriptors = process["descriptors"]
-        told = (
-            f"{process['title']}: descriptors {descriptors[0]} -> {descriptors[1]}, {(after - before) / 2**20:+.1f} MiB"
-        )
-        met.append(verdict(descriptors[0] >= descriptors[1] and after - before <= MOST_GROWTH_BYTES, told, "no more"))
-    return 0 if all(met) else 1
+
+
+def nothing_left(one: Server) -> bool:
+    busy = {name: one.gauge(f"headrace_{name}") for name in ("open_streams", "replica_running", "replica_waiting")}
+    busy["blocks"] = one.gauge("headrace_replica_total_blocks") - one.gauge("headrace_replica_free_blocks")
+    return verdict(not any(busy.values()), f"left over: {busy}", "nothing")
+
+
+def judge_processes(warm: dict[int, Usage], before: dict[int, Usage], after: dict[int, Usage]) -> list[bool]:
+    met = []
+    for pid, start in warm.items():
+        now, last = after.get(pid), before.get(pid)
+        if now is None or last is None:
+            met.append(verdict(False, f"{start.title}: gone", "still there"))
+            continue
+        most_bytes = MOST_GROWTH_BYTES + (EXPLANATIONS_BYTES if start.title == GATEWAY else 0)
+        grown, more = now.rss_bytes - start.rss_bytes, now.rss_bytes - last.rss_bytes
+        is_first = last is start
+        held = f"{start.rss_bytes / MIB:.1f} MiB {grown / MIB:+.1f}" + ("" if is_first else f", {more / MIB:+.1f} more")
+        target = f"{most_bytes / MIB:.0f} MiB" + ("" if is_first else f", {MOST_MORE_BYTES / MIB:.0f} more")
+        is_met = grown <= most_bytes and (is_first or more <= MOST_MORE_BYTES)
+        met.append(verdict(is_met, f"{start.title}: {held}", target))
+        is_met = now.descriptors <= start.descriptors and now.threads <= start.threads
+        told = f"descriptors {start.descriptors} -> {now.descriptors}, threads {start.threads} -> {now.threads}"
+        met.append(verdict(is_met, f"{start.title}: {told}", "no more"))
+    return met
 
 
 if __name__ == "__main__":
     flags = argparse.ArgumentParser(description=__doc__)
     flags.add_argument("--requests", type=int, default=10_000)
-    sys.exit(main(flags.parse_args().requests))
+    flags.add_argument("--rounds", type=int, default=1)
+    given = flags.parse_args()
+    sys.exit(main(given.requests, given.rounds))

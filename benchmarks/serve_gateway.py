@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from serve_rig import FREE, fake_config, fresh_key, load, ms, say, server, tenant, verdict
+from serve_rig import FREE, apart, fake_config, fresh_key, load, ms, say, server, tenant, verdict
 
 HERE = Path(__file__).resolve().parent
 UPSTREAM_PORT, LITELLM_PORT = 8771, 8772
@@ -89,6 +89,17 @@ def measure_headrace(seconds: float) -> dict[str, Any]:
         return found | {"streamed": streamed("headrace", one.url, one.key, seconds=seconds)}
 
 
+def measure_apart(seconds: float) -> dict[str, Any]:
+    """The latency at 300/s with the gateway alone on a core, and everything else, its client as well, on the others."""
+    shared = (*SHORT, "--no-stream", "--duration", str(seconds), "--rate", "300", "--constant")
+    with apart() as place, server(fake_config(FREE)) as one:
+        place(one)
+        calm = load(one.url, one.key, *shared)["runs"][0]
+    service = calm["overall"]["service_s"] or {"p50": 0.0, "p99": 0.0}
+    say("headrace, its gateway alone on a core: p50 and p99", f"{ms(service['p50'])}, {ms(service['p99'])}")
+    return {"calm": calm, "p50_s": service["p50"], "p99_s": service["p99"]}
+
+
 def measure_open_streams() -> float:
     """Bytes of the gateway for each of many streams that are open at once, most of the time silent."""
     key = fresh_key()
@@ -123,6 +134,7 @@ def measure_litellm(command: str, seconds: float) -> dict[str, Any]:
 
 def main(litellm: str | None, seconds: float) -> tuple[bool, dict[str, Any]]:
     found = {"upstream": measure_upstream(seconds), "headrace": measure_headrace(seconds)}
+    found["headrace"]["apart"] = measure_apart(seconds)
     each = found["headrace"]["open_stream_bytes"] = measure_open_streams()
     if litellm is not None:
         found["litellm"] = measure_litellm(litellm, seconds)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,6 +90,33 @@ def server(config: str) -> Iterator[Server]:
                 process.communicate(timeout=60)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, argv)
+
+
+@contextmanager
+def apart() -> Iterator[Callable[[Server], None]]:
+    """Whatever is started meanwhile keeps off one core; the function that is given puts a server's gateway there, alone.
+    So its figures are its own, and not those of whoever computes beside it."""
+    cores = os.sched_getaffinity(0)
+    own = min(cores)
+    os.sched_setaffinity(0, cores - {own} or cores)
+    try:
+        yield lambda one: _pin(_child(one.pid, "headrace: gateway"), own)
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def _child(parent_pid: int, title: str) -> int:
+    """The process of that title which the parent started."""
+    for task in Path(f"/proc/{parent_pid}/task").iterdir():
+        for pid in (task / "children").read_text().split():
+            if Path(f"/proc/{pid}/cmdline").read_text().startswith(title):
+                return int(pid)
+    sys.exit(f"{parent_pid} has no child {title!r}")
+
+
+def _pin(pid: int, core: int) -> None:
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(task.name), {core})
 
 
 def load(url: str, key: str, *flags: str) -> dict[str, Any]:

@@ -20,6 +20,8 @@ _STRANGERS = Allowance(STRANGERS_PER_S)
 
 def escape(text: str) -> str:
     """Printable ASCII only, so that nothing can forge a line or colour a terminal; cut to a length."""
+    if len(text) <= _MAX_CHARS and text.isascii() and text.isprintable() and "\\" not in text:
+        return text
     cut = text[:_MAX_CHARS].encode("unicode_escape").decode("ascii")
     return cut if len(text) <= _MAX_CHARS else cut + "..."
 

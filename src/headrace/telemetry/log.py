@@ -87,9 +87,23 @@ class LineWriter:
                 select.select([], [self._fd], [])
 
 
+class _OneLine(logging.Formatter):
+    """As `_FORMAT` says, without working it out again for each of the many lines that have no traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        if record.exc_info or record.exc_text or record.stack_info:
+            return super().format(record)
+        return f"{record.levelname} {record.name}: {record.getMessage()}"
+
+
 def log_to(lines: LineWriter) -> None:
     """Everything that this process logs."""
-    logging.basicConfig(level=logging.INFO, handlers=[_ToLines(lines)], format=_FORMAT)
+    # A line tells neither where in the code it was made nor by which thread; finding out takes longer than the rest.
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    handler = _ToLines(lines)
+    handler.setFormatter(_OneLine(_FORMAT))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 class _ToLines(logging.Handler):

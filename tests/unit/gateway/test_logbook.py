@@ -36,3 +36,10 @@ def test_strangers_cannot_flood_and_do_not_hide_callers(
     logbook.log_request(exchange(2.0), SAMPLE)
     assert caplog.messages[0] == f"{1000 - STRANGERS_PER_S} more requests without a key are not shown"
     assert caplog.messages[1].startswith("GET /x 401") and len(caplog.messages) == 2
+
+
+def test_what_a_client_sent_cannot_forge_a_line() -> None:
+    assert logbook.escape("/v1/chat/completions") == "/v1/chat/completions"
+    assert logbook.escape("/x\nINFO forged") == "/x\\nINFO forged"
+    assert logbook.escape("\x1b[31m \\ \u202e") == "\\x1b[31m \\\\ \\u202e"
+    assert logbook.escape("a" * 300) == "a" * 200 + "..."

@@ -68,12 +68,27 @@ def test_who_is_gone_ends_nobody(pipe: tuple[int, int]) -> None:
         lines.put("nor this")
 
 
-def test_what_is_logged_becomes_lines_even_if_it_cannot_be_formatted(
-    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def renew_logging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is set up of logging from now on is as before after the test."""
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setattr(root, "level", logging.WARNING)
+    for name in ("_srcfile", "logThreads", "logProcesses", "logMultiprocessing"):
+        monkeypatch.setattr(logging, name, getattr(logging, name))
+
+
+def test_a_failure_is_logged_with_its_traceback(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    renew_logging(monkeypatch)
+    with LineWriter(pipe[1]) as lines:
+        log_to(lines)
+        logging.getLogger("a.b").error("request %s failed", 7, exc_info=ValueError("why"))
+    assert read_all(pipe) == ["ERROR a.b: request 7 failed", "ValueError: why"]
+
+
+def test_what_is_logged_becomes_lines_even_if_it_cannot_be_formatted(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renew_logging(monkeypatch)
     with LineWriter(pipe[1]) as lines:
         log_to(lines)
         logging.getLogger("a.b").info("%d of %s", 1, "two")

@@ -1,0 +1,51 @@
+"""Giving back memory that nothing uses, while nobody waits for an answer. Owns when that is worth its time.
+
+Requests leave next to no garbage: what they held is freed when they end. But the allocators keep what was freed, and
+a few cycles of libraries wait for the collector, which is told to come seldom.
+"""
+
+import ctypes
+import gc
+from collections.abc import Callable
+
+# Collections are for cycles, of which requests make few; scanning what is alive costs more than they hold. What was
+# alive at one collection is looked at again after ten: a cycle that outlived one is then not kept for long.
+THRESHOLDS = (50_000, 10, 100)
+# So many objects that may be garbage make it worth to look.
+_MIN_OBJECTS = 1000
+
+
+class Sweep:
+    """`is_idle` says whether nobody waits for anything now. To be called every now and then by `tick`."""
+
+    def __init__(self, is_idle: Callable[[], bool]) -> None:
+        self._is_idle = is_idle
+        self._was_idle = False
+        self._num_collections = _num_collections()
+        self._trim = _malloc_trim()
+
+    def tick(self) -> bool:
+        """Sweep, if it was idle twice in a row and something was done since the last time. True: it did."""
+        was_idle, self._was_idle = self._was_idle, self._is_idle()
+        if not (was_idle and self._was_idle) or not self._has_worked():
+            return False
+        # Not the oldest as well: streams that are kept to be resumed may be half a million objects, for a tenth of a
+        # second, and whoever asks meanwhile would wait.
+        gc.collect(1)
+        if self._trim is not None:
+            self._trim(0)
+        self._num_collections = _num_collections()
+        return True
+
+    def _has_worked(self) -> bool:
+        return gc.get_count()[0] >= _MIN_OBJECTS or _num_collections() != self._num_collections
+
+
+def _num_collections() -> int:
+    return sum(int(generation["collections"]) for generation in gc.get_stats())
+
+
+def _malloc_trim() -> "Callable[[int], int] | None":
+    """Of the C library, where it has one."""
+    trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return trim

@@ -1,0 +1,56 @@
+"""Memory is given back when nobody waits, and only when there may be something to give back."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from headrace.cli.sweep import Sweep
+
+
+class Ring:
+    def __init__(self) -> None:
+        self.me = self
+
+
+@pytest.fixture(autouse=True)
+def _collector() -> Iterator[None]:
+    """It comes only when it is called."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def rings(count: int) -> "weakref.ref[Ring]":
+    made = [Ring() for _ in range(count)]
+    return weakref.ref(made[0])
+
+
+def test_garbage_goes_when_it_was_idle_twice_in_a_row() -> None:
+    sweep, first = Sweep(lambda: True), rings(2000)
+    assert not sweep.tick() and first() is not None
+    assert sweep.tick() and first() is None
+
+
+def test_while_somebody_waits_nothing_is_swept() -> None:
+    idle = iter((True, False, True, True))
+    sweep, _ = Sweep(lambda: next(idle)), rings(2000)
+    assert [sweep.tick() for _ in range(4)] == [False, False, False, True]
+
+
+def test_it_is_not_swept_again_before_something_was_done() -> None:
+    sweep, _ = Sweep(lambda: True), rings(2000)
+    assert [sweep.tick() for _ in range(4)] == [False, True, False, False]
+    rings(2000)
+    assert sweep.tick()
+
+
+def test_what_outlived_a_collection_is_swept_as_well() -> None:
+    sweep, ring = Sweep(lambda: True), Ring()
+    gc.collect(0)
+    first = weakref.ref(ring)
+    del ring
+    assert not sweep.tick() and first() is not None
+    assert sweep.tick() and first() is None

@@ -1,0 +1,99 @@
+"""A request that is over is gone at once: nothing of it waits for the garbage collector, which comes seldom."""
+
+import asyncio
+import gc
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from headrace.streams.record import Ending, Part, Usage
+from tests.unit.gateway.live import Live, Wire, play, running
+from tests.unit.gateway.stub import KEY, StubService, gateway
+
+SAY = (
+    b"POST /say HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %s\r\ncontent-type: application/json\r\n"
+    b"content-length: 2\r\n\r\n{}" % KEY.encode()
+)
+OURS = ("headrace.", "uvicorn.")
+
+
+@contextmanager
+def collector_away(found: Counter[str]) -> Iterator[None]:
+    """What only a collection would free, of ours, by its type."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        yield
+        gc.collect()
+        found.update(type(each).__name__ for each in gc.garbage if type(each).__module__.startswith(OURS))
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.unfreeze()
+        gc.enable()
+
+
+async def begin(live: Live, service: StubService, wire: Wire | None = None) -> Wire:
+    """A stream that has said one word."""
+    wire = wire or await live.connect()
+    await wire.send(SAY)
+    while not service.streams:
+        await asyncio.sleep(0.001)
+    service.streams[-1].append([Part(0, text="a")])
+    while await wire.line() != b'data: "a"\n':
+        pass
+    return wire
+
+
+async def finish(service: StubService, wire: Wire) -> None:
+    service.streams.pop().end(Ending(Usage()))
+    while await wire.line() != b"0\r\n":
+        pass
+    await wire.line()
+
+
+async def is_over(service: StubService, num_requests: int) -> None:
+    while service.calls.count("finished") < num_requests:
+        await asyncio.sleep(0.001)
+    # What the loop does with a connection that it has closed, and with a task that is done, it does a turn later.
+    for _ in range(10):
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("num_requests", [1, 3])
+def test_streams_over_one_connection_leave_no_garbage(num_requests: int) -> None:
+    found: Counter[str] = Counter()
+
+    async def story() -> None:
+        service = StubService()
+        async with running(gateway(service, resume_s=0.0)) as live:
+            wire = await begin(live, service)
+            await finish(service, wire)
+            with collector_away(found):
+                for _ in range(num_requests):
+                    await begin(live, service, wire)
+                    await finish(service, wire)
+                await is_over(service, 1 + num_requests)
+
+    play(story())
+    assert not found
+
+
+def test_clients_that_leave_in_the_middle_leave_no_garbage() -> None:
+    found: Counter[str] = Counter()
+
+    async def story() -> None:
+        service = StubService()
+        async with running(gateway(service, resume_s=0.0, disconnect_grace_s=0.0)) as live:
+            with collector_away(found):
+                wire = await begin(live, service)
+                await wire.close()
+                await is_over(service, 1)
+                service.streams.clear()
+
+    play(story())
+    assert not found
