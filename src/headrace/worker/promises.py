@@ -8,14 +8,21 @@ from headrace.core.config import CostProfile, EngineConfig, TierTargets
 # of them, keeping to it would refuse a handful of people who ask at once.
 _PROMPTS = 20
 _TOKENS = 512
+# Where half of the slots, with this many tokens each, take longer for a step than the shortest time between tokens,
+# keeping to that would have sequences take turns and let no prompt in: everybody would wait longer.
+_CONTEXT = 128
 
 
-def fit_targets(targets: dict[str, TierTargets], profile: CostProfile) -> dict[str, TierTargets]:
-    """The times to first token, all stretched by what the device needs. Targets that somebody set stay as they are."""
+def fit_targets(targets: dict[str, TierTargets], profile: CostProfile, slots: int) -> dict[str, TierTargets]:
+    """Each kind of target stretched by what the device needs. Targets that somebody set stay as they are."""
     if targets != EngineConfig().targets:
         return targets
-    shortest_s = min(target.ttft_s for target in targets.values())
-    stretch = _PROMPTS * (profile.c0_s + _TOKENS * profile.c_in_s) / shortest_s
-    if stretch <= 1.0:
-        return targets
-    return {tier: replace(target, ttft_s=target.ttft_s * stretch) for tier, target in targets.items()}
+    prompts_s = _PROMPTS * (profile.c0_s + _TOKENS * profile.c_in_s)
+    rows = max(1, slots // 2)
+    step_s = profile.c0_s + rows * (profile.c_out_s + _CONTEXT * profile.c_kv_s)
+    later = max(1.0, prompts_s / min(target.ttft_s for target in targets.values()))
+    slower = max(1.0, step_s / min(target.itl_s for target in targets.values()))
+    return {
+        tier: replace(target, ttft_s=target.ttft_s * later, itl_s=target.itl_s * slower)
+        for tier, target in targets.items()
+    }
