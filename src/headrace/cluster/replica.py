@@ -14,6 +14,8 @@ from headrace.core.messages import (
     PROTOCOL,
     Abort,
     Ack,
+    Attach,
+    AttachPart,
     Beat,
     Drain,
     Frame,
@@ -109,15 +111,13 @@ class Replica:
     def submit(self, *parts: SubmitPart) -> None:
         """Raises Unreachable where the worker is not ready, QueueFull where too much is on its way there; nothing is
         sent or kept then."""
-        connection = self._connection
-        if connection is None or not self.is_ready:
-            raise Unreachable(f"{self.name} is not ready")
-        if connection.link.pending_bytes > _CROWDED_BYTES:
-            raise QueueFull("the worker is behind with taking requests in", retry_after_s=1.0)
         submit = Submit(parts)
-        connection.link.send(submit)
-        self._live.update(dict.fromkeys(submit.keys))
+        self._give(submit)
         self._untold.update(submit.keys)
+
+    def attach(self, *parts: AttachPart) -> None:
+        """Go on with what others left there. Raises as `submit` does. The worker's load counts these already."""
+        self._give(Attach(parts))
 
     def abort(self, key: int, used_tokens: int | None = None) -> None:
         self._tell(key, Abort(key, used_tokens))
@@ -138,6 +138,15 @@ class Replica:
     def send(self, message: FromGateway) -> None:
         if self._connection is not None:
             self._connection.link.send(message)
+
+    def _give(self, message: Submit | Attach) -> None:
+        connection = self._connection
+        if connection is None or not self.is_ready:
+            raise Unreachable(f"{self.name} is not ready")
+        if connection.link.pending_bytes > _CROWDED_BYTES:
+            raise QueueFull("the worker is behind with taking requests in", retry_after_s=1.0)
+        connection.link.send(message)
+        self._live.update(dict.fromkeys(message.keys))
 
     def _tell(self, key: int, message: FromGateway) -> None:
         """Keys that ended, or were lost, are nobody's business there."""
@@ -173,7 +182,7 @@ class Replica:
         self._sink.take(self.name, frame)
 
     def disconnected(self, connection: "ReplicaLink") -> None:
-        """Its sequences have no worker any more: it gives them up when it notices, too."""
+        """Its sequences have no worker any more: one that is there still gives them up when we greet it again."""
         if self._connection is not connection:
             return
         self._connection = None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from headrace.cluster.replica import LOOK_S, NewcomerWork, Replica, ReplicaLink
 from headrace.core.config import TenantConfig
 from headrace.core.errors import HeadraceError
-from headrace.core.messages import FromWorker, Service, Tenants
+from headrace.core.messages import FromWorker, Goodbye, Service, Tenants
 from headrace.core.ports import Clock, FrameSink, Link, Network
 
 log = logging.getLogger("headrace.cluster")
@@ -73,13 +73,15 @@ class Replicas:
         self._tasks = [asyncio.create_task(self._keep(replica)) for replica in self]
         self._tasks.append(asyncio.create_task(self._watch()))
 
-    async def close(self) -> None:
-        """Workers abort what this gateway had there."""
+    async def close(self, *, goodbye: bool = True) -> None:
+        """Workers abort what this gateway had there; without a goodbye they keep it for another gateway, a while."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         links = list(self._links.values())
         for connection in links:
+            if goodbye:
+                connection.link.send(Goodbye())
             connection.link.close()
         await asyncio.gather(*(connection.over.wait() for connection in links))
         self._links.clear()

@@ -1,8 +1,9 @@
 """What gateway and worker say to each other: the protocol, whatever carries it. Owns the messages; moves no bytes.
 
 A gateway names each of its sequences by a `key` of its own choosing, never used again. A worker numbers its frames
-per gateway from 1 and keeps each until it is acknowledged. Arrays travel as little-endian bytes. No clock is
-compared across processes: what travels are durations.
+per gateway from 1 and keeps each until it is acknowledged. What a lost connection leaves running can be attached to
+by the name of its sequence: tenant, request and number. Arrays travel as little-endian bytes. No clock is compared
+across processes: what travels are durations.
 """
 
 from enum import StrEnum
@@ -16,7 +17,7 @@ from headrace.core.event import NUM_COUNTERS, Counters, EngineLoad, Outcome, Wai
 from headrace.core.plan import IntArray, Scores
 from headrace.core.request import Request
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class WorkerState(StrEnum):
@@ -55,10 +56,15 @@ class WorkerCard(Struct, frozen=True):
 
 
 class Hello(Struct, frozen=True, tag="hello"):
-    """The first message on every connection. `gateway` is random per gateway process."""
+    """The first message on every connection. `gateway` is random per gateway process.
+
+    A gateway that comes again lives, and has moved what its last connection had: that is aborted at once, unless it
+    says here that it `attaches`.
+    """
 
     protocol: int
     gateway: str
+    attaches: bool = False
 
 
 class GrammarText(Struct, frozen=True):
@@ -69,11 +75,13 @@ class GrammarText(Struct, frozen=True):
 
 
 class SubmitPart(Struct, frozen=True):
-    """Choices of one prompt, which travels once: `keys[i]` is choice `request.choice + i`."""
+    """Choices of one prompt, which travels once: `keys[i]` is choice `request.choice + i`, and number `first + i` among
+    all sequences of the client's request."""
 
     keys: tuple[int, ...]
     request: Request
     grammar: GrammarText | None = None
+    first: int = 0
 
 
 class Submit(Struct, frozen=True, tag="submit"):
@@ -85,6 +93,37 @@ class Submit(Struct, frozen=True, tag="submit"):
     @property
     def keys(self) -> tuple[int, ...]:
         return tuple(key for part in self.parts for key in part.keys)
+
+
+class AttachPart(Struct, frozen=True):
+    """A sequence by its name, and the index of the first token that is wanted of it: that of its row in a frame, so
+    that ids which were replayed count."""
+
+    key: int
+    tenant: str
+    request_id: str
+    number: int
+    index: int
+
+
+class Attach(Struct, frozen=True, tag="attach"):
+    """Go on, under these keys, with what another connection submitted; each part is answered for itself.
+
+    The answer is an acceptance and every token from `index` on, the known ones at once, several rows of a key in a
+    frame, with the counters of now; then its `End`. Whoever had it until now hears an `End` that says `taken`. Or a
+    refusal, `not_attachable`: replay it.
+    """
+
+    parts: tuple[AttachPart, ...]
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        return tuple(part.key for part in self.parts)
+
+
+class Goodbye(Struct, frozen=True, tag="goodbye"):
+    """This gateway leaves for good: all it has here is aborted. A connection that is lost without it leaves its
+    sequences running for a while, for whoever attaches."""
 
 
 class Abort(Struct, frozen=True, tag="abort"):
@@ -132,7 +171,7 @@ class Drain(Struct, frozen=True, tag="drain"):
     grace_s: float
 
 
-FromGateway = Hello | Submit | Abort | Withdraw | Pause | Resume | Ack | Tenants | Service | Drain
+FromGateway = Hello | Submit | Attach | Abort | Withdraw | Pause | Resume | Ack | Tenants | Service | Drain | Goodbye
 
 
 # From worker to gateway.

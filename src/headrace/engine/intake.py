@@ -23,7 +23,8 @@ class Intake:
             sequences.append(self._make(request, self._next_number + len(sequences), limit, now_s))
         self._bound_together(sequences)
         for sequence in sequences:
-            self._bound(sequence)
+            if not sequence.request.replay_ids:  # its client reads already: it was let in elsewhere
+                self._bound(sequence)
         # Only the wait before the first was judged, so only that one's can bear it out.
         for sequence in sequences[:1]:
             sequence.expected_wait_s = self._queued_s(sequence)

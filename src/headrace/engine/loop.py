@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from headrace.core.config import EngineConfig, TenantConfig, check_engine
 from headrace.core.errors import InvalidInput, NotFound
-from headrace.core.event import Counter, EngineLoad, Outcome, StepFrame
+from headrace.core.event import Counter, Counters, EngineLoad, Outcome, StepFrame
 from headrace.core.plan import Masks, Plan, StepResult
 from headrace.core.ports import MaskSource, Runner
 from headrace.core.request import Request
@@ -263,6 +263,23 @@ class Engine:
         if sequence is None:
             raise NotFound(f"no live sequence {number}")
         return sequence.phase
+
+    def counters_of(self, number: int) -> Counters:
+        """Of a live sequence, as of its last applied step; zeros once it has ended, since its end tells them."""
+        sequence = self._state.live.get(number)
+        if sequence is None:
+            return Counters()
+        table = self._state.table
+        return Counters(*(table.counters[sequence.slot].tolist() if sequence.slot >= 0 else sequence.counters))
+
+    def outputs_of(self, number: int) -> list[int] | None:
+        """Every applied token of a live sequence by its index, replayed ones first; None once it has ended."""
+        sequence = self._state.live.get(number)
+        if sequence is None:
+            return None
+        if sequence.slot >= 0:
+            self._state.table.flush(sequence.slot)
+        return sequence.outputs.copy()
 
     def check_when_idle(self, now_s: float) -> None:
         if self.idle and now_s >= self._next_check_s:

@@ -23,6 +23,7 @@ from headrace.worker.inbox import Inbox, Order
 from headrace.worker.lifecycle import Lifecycle
 from headrace.worker.links import Links
 from headrace.worker.mounting import Mount, MountedModel
+from headrace.worker.orphans import ORPHAN_S
 from headrace.worker.outbox import DEFAULT_BYTES
 from headrace.worker.probe import golden_probe
 from headrace.worker.promises import fit_targets
@@ -54,14 +55,17 @@ class WorkerHost:
         *,
         clock: Clock | None = None,
         max_outbox_bytes: int = DEFAULT_BYTES,
+        orphan_s: float = ORPHAN_S,
         inject: Mapping[str, float] | None = None,
         die: Callable[[int], None] = os._exit,
     ) -> None:
-        """`die` ends the process at once, whatever its threads do: a hung step cannot be broken off."""
+        """`orphan_s`: how long what a lost gateway had waits for another. `die` ends the process at once, whatever its
+        threads do: a hung step cannot be broken off."""
         self._mount = mount
         self._network = network
         self._address = address
         self._clock = clock or SystemClock()
+        self._orphan_s = orphan_s
         self._inject = dict(inject or {})
         self._die = die
         self.lifecycle = Lifecycle(card)
@@ -213,13 +217,13 @@ class WorkerHost:
         self.lifecycle.enter(WorkerState.WARMING, "timing steps")
         if not mounted.is_measured:
             profile = measure_profile(runner, config)
-            config = replace(config, profile=profile, targets=fit_targets(config.targets, profile))
+            config = replace(config, profile=profile, targets=fit_targets(config.targets, profile, config.slots))
         self._check_leaving()
         self._watched = WatchedRunner(self._delayed(runner), self._clock)
         engine = Engine(config, self._watched, mounted.matchers)
         self.lifecycle.load = engine.load()
         self.lifecycle.enter(WorkerState.READY, f"golden probe {probe}")
-        return TurnLoop(engine, mounted.matchers, self._inbox, self.lifecycle, self._clock, self._send)
+        return TurnLoop(engine, mounted.matchers, self._inbox, self.lifecycle, self._clock, self._send, self._orphan_s)
 
     def _delayed(self, runner: Runner) -> Runner:
         return DelayedRunner(runner, self._inject) if is_delayed(self._inject) else runner

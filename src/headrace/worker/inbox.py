@@ -9,9 +9,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from headrace.core.messages import Abort, Drain, Pause, Resume, Service, Submit, Tenants, Withdraw
+from headrace.core.messages import Abort, Attach, Drain, Pause, Resume, Service, Submit, Tenants, Withdraw
 
-Command = Submit | Abort | Withdraw | Pause | Resume | Tenants | Service | Drain
+Command = Submit | Attach | Abort | Withdraw | Pause | Resume | Tenants | Service | Drain
 
 DEFAULT_BYTES = 64 << 20
 # Of an id and of a block's hash once they are read, and of a sequence besides.
@@ -30,10 +30,19 @@ class Order(Struct, frozen=True):
     command: Command
 
 
+class Greeted(Struct, frozen=True):
+    """A gateway is here on a new connection; what its earlier ones had is in the inbox before this."""
+
+    gateway: str
+    attaches: bool
+
+
 class Left(Struct, frozen=True):
-    """A connection is gone."""
+    """A connection is gone; `for_good`: so is its gateway."""
 
     link: int
+    gateway: str = ""
+    for_good: bool = False
 
 
 class Crowded(Struct, frozen=True):
@@ -56,7 +65,7 @@ class Built(Struct, frozen=True):
     ticket: int
 
 
-Item = Order | Left | Crowded | TurnedAway | Built
+Item = Order | Greeted | Left | Crowded | TurnedAway | Built
 
 
 class Inbox:

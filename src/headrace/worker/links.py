@@ -10,9 +10,9 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from headrace.core.messages import PROTOCOL, Ack, Beat, Drain, Frame, FromGateway, Hello, Welcome
+from headrace.core.messages import PROTOCOL, Ack, Beat, Drain, Frame, FromGateway, Goodbye, Hello, Welcome
 from headrace.core.ports import Clock, Link
-from headrace.worker.inbox import Crowded, Inbox, Left, Order
+from headrace.worker.inbox import Crowded, Greeted, Inbox, Left, Order
 from headrace.worker.lifecycle import Lifecycle
 from headrace.worker.outbox import DEFAULT_BYTES, Outbox
 
@@ -35,9 +35,12 @@ class Links:
         return GatewayLink(self, link, next(self._ids))
 
     def greet(self, newcomer: "GatewayLink", hello: Hello) -> None:
-        """One connection per gateway: an older one is half dead, and is closed."""
+        """One connection per gateway: an older one is half dead, and is closed. The engine's side hears of its end
+        before it hears of the newcomer."""
         for other in [other for other in self._greeted.values() if other.gateway == hello.gateway]:
+            self.leave(other.number)
             other.link.close()
+        self._inbox.put(Greeted(hello.gateway, hello.attaches))
         newcomer.gateway = hello.gateway
         newcomer.outbox = Outbox(newcomer.crowded, self._max_bytes)
         self._greeted[newcomer.number] = newcomer
@@ -45,6 +48,9 @@ class Links:
         newcomer.link.send(self._lifecycle.beat(0.0, {}))
 
     def command(self, number: int, message: FromGateway) -> None:
+        """Who has left says nothing any more: what it began now would be nobody's."""
+        if number not in self._greeted:
+            return
         if isinstance(message, Drain):
             self._lifecycle.is_leaving = True
         self._inbox.put(Order(number, self._clock.now_s(), message))  # type: ignore[arg-type]
@@ -52,9 +58,10 @@ class Links:
     def crowded(self, number: int, is_full: bool) -> None:
         self._inbox.put(Crowded(number, is_full))
 
-    def leave(self, number: int) -> None:
-        if self._greeted.pop(number, None) is not None:
-            self._inbox.put(Left(number))
+    def leave(self, number: int, *, for_good: bool = False) -> None:
+        gone = self._greeted.pop(number, None)
+        if gone is not None:
+            self._inbox.put(Left(number, gone.gateway, for_good))
 
     def number(self, frames: Iterable[tuple[int, Frame]]) -> "list[tuple[GatewayLink, Frame]]":
         """Called by the engine's thread, so that what waits for this loop is bounded too. Frames for those who left
@@ -106,6 +113,9 @@ class GatewayLink:
             self.outbox.acknowledge(message.frame)
         elif isinstance(message, Hello):
             self._refuse("greets twice")
+        elif isinstance(message, Goodbye):
+            self._links.leave(self.number, for_good=True)
+            self.link.close()
         else:
             self._links.command(self.number, message)
 

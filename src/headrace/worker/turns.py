@@ -6,34 +6,36 @@ ends it: what a submission does wrong becomes its refusal. A submission is taken
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import assert_never
 
-from msgspec.structs import replace
-
-from headrace.core.errors import HeadraceError, InvalidInput, QueueFull, Refused
-from headrace.core.event import StepFrame
+from headrace.core.errors import HeadraceError, NotFound, QueueFull, Refused
+from headrace.core.event import StepFrame, Waits
 from headrace.core.messages import (
     Abort,
+    Attach,
+    AttachPart,
     Drain,
     Frame,
     Pause,
     Resume,
     Service,
     Submit,
-    SubmitPart,
     Tenants,
     Withdraw,
     WorkerState,
 )
 from headrace.core.ports import Clock
 from headrace.engine.loop import Engine
-from headrace.text.grammar import SUBJECTS, Grammar
+from headrace.text.grammar import Grammar
 from headrace.text.matchers import Matchers
-from headrace.worker.inbox import Built, Crowded, Inbox, Item, Left, Order, TurnedAway
-from headrace.worker.keys import NO_NUMBER, Building, Entry, KeyTable
+from headrace.worker.grammars import grammar_of
+from headrace.worker.inbox import Built, Crowded, Greeted, Inbox, Item, Left, Order, TurnedAway
+from headrace.worker.keys import NO_NUMBER, NOBODY, Building, Entry, KeyTable, entries_of
 from headrace.worker.lifecycle import Lifecycle
+from headrace.worker.orphans import NOT_ATTACHABLE, ORPHAN_S, Orphans, is_score_lost, why_not_attach
 from headrace.worker.packing import FramePacker
 
 log = logging.getLogger("headrace.worker")
@@ -44,7 +46,6 @@ _SERVICE_EVERY_S = 0.25
 _LONGEST_GRACE_S = 86_400.0
 # Sequences wait, nothing runs and nothing tells when that changes: look again.
 _STUCK_S = 0.05
-_QUIET_S = 1.0
 
 Send = Callable[[list[tuple[int, Frame]]], None]
 
@@ -58,6 +59,7 @@ class TurnLoop:
         lifecycle: Lifecycle,
         clock: Clock,
         send: Send,
+        orphan_s: float = ORPHAN_S,
     ) -> None:
         self._engine = engine
         self._matchers = matchers
@@ -66,7 +68,8 @@ class TurnLoop:
         self._clock = clock
         self._send = send
         self._keys = KeyTable()
-        self._packer = FramePacker(self._keys, self._forget_matcher)
+        self._orphans = Orphans(orphan_s)
+        self._packer = FramePacker(self._keys, self._forget)
         self._building: dict[int, Building] = {}
         self._num_building = 0
         self._tickets = count()
@@ -92,6 +95,8 @@ class TurnLoop:
         for item in items:
             self._take(item, now_s)
         self._enforce_grace(now_s)
+        if now_s >= self._orphans.next_expiry_s:
+            self._give_up(self._orphans.expired(now_s), now_s)
         if items:
             self._emit(engine.take_events(now_s), now_s)
         while engine.begin(now_s):
@@ -108,7 +113,7 @@ class TurnLoop:
 
     def _patience_s(self) -> float:
         now_s = self._clock.now_s()
-        until_s = self._engine.next_expiry_s
+        until_s = min(self._engine.next_expiry_s, self._orphans.next_expiry_s)
         if self._drain_at_s is not None:
             until_s = min(until_s, self._drain_at_s)
         return until_s - now_s if self._engine.idle else min(until_s - now_s, _STUCK_S)
@@ -130,8 +135,12 @@ class TurnLoop:
         match item:
             case Order():
                 self._obey(item, now_s)
+            case Greeted():
+                # It lives, and goes on elsewhere with what it had here.
+                if not item.attaches:
+                    self._give_up(self._orphans.of(item.gateway), now_s)
             case Left():
-                self._leave(item.link, now_s)
+                self._leave(item, now_s)
             case Crowded():
                 self._crowd(item, now_s)
             case TurnedAway():
@@ -147,6 +156,9 @@ class TurnLoop:
         match command:
             case Submit():
                 self._submit(order, command, now_s)
+            case Attach():
+                for part in command.parts:
+                    self._attach(order.link, part, now_s)
             case Abort():
                 self._abort(order.link, command, now_s)
             case Withdraw():
@@ -155,10 +167,8 @@ class TurnLoop:
                 self._pause(order.link, command.key, now_s)
             case Resume():
                 self._resume(order.link, command.key, now_s)
-            case Tenants():
-                self._set_tenants(command)
-            case Service():
-                self._observe(command)
+            case Tenants() | Service():
+                self._tune(command)
             case Drain():
                 self._drain(command.grace_s, now_s)
             case _:
@@ -168,33 +178,25 @@ class TurnLoop:
         keys = set(submit.keys)
         if len(keys) < len(submit.keys) or any(self._keys.find(order.link, key) is not None for key in keys):
             return  # delivered twice
-        by_part = [_entries(order, part) for part in submit.parts]
+        if self._drain_at_s is not None:
+            error = Refused("this worker is leaving", retry_after_s=1.0)
+            self._packer.turn_away(order.link, submit.keys, error, "draining")
+            return
+        by_part = [entries_of(part, order.link, order.arrived_s) for part in submit.parts]
         entries = [entry for made in by_part for entry in made]
         for entry in entries:
+            older = self._keys.named(entry.name)
+            if older is not None and older in self._orphans:
+                self._give_up((older,), now_s)  # whoever submits its name goes on by replay
             self._keys.add(entry)
-        if self._drain_at_s is not None:
-            self._packer.refuse(entries, Refused("this worker is leaving", retry_after_s=1.0), "draining")
-            return
         try:
-            grammars = [self._grammar_of(part) for part in submit.parts]
+            grammars = [grammar_of(part, can_follow=self._matchers is not None) for part in submit.parts]
             if any(grammar is not None for grammar in grammars):
                 self._build(entries, list(zip(by_part, grammars, strict=True)))
             else:
                 self._place(entries, now_s)
         except HeadraceError as error:
             self._packer.refuse(entries, error)
-
-    def _grammar_of(self, part: SubmitPart) -> Grammar | None:
-        text = part.grammar
-        if text is None:
-            if part.request.sampling.masked:
-                raise InvalidInput("a masked request needs its grammar", param="grammar")
-            return None
-        kinds = [kind for kind in SUBJECTS if kind == text.kind]
-        if self._matchers is None or not kinds:
-            what = "this model cannot follow a grammar" if kinds else "no such kind of grammar"
-            raise InvalidInput(what, param="response_format")
-        return Grammar(kinds[0], text.source)
 
     def _place(self, entries: Sequence[Entry], now_s: float) -> bool:
         try:
@@ -289,18 +291,15 @@ class TurnLoop:
             if link not in self._crowded:
                 self._engine.resume(entry.number, now_s)
 
-    def _set_tenants(self, command: Tenants) -> None:
+    def _tune(self, command: Tenants | Service) -> None:
         try:
-            self._engine.set_tenants(command.tenants)
+            if isinstance(command, Tenants):
+                self._engine.set_tenants(command.tenants)
+            else:
+                for tenant, seconds in command.seconds.items():
+                    self._engine.observe_service(tenant, seconds)
         except HeadraceError as error:
-            log.warning("the tenants stay as they were: %s", error.message)
-
-    def _observe(self, command: Service) -> None:
-        try:
-            for tenant, seconds in command.seconds.items():
-                self._engine.observe_service(tenant, seconds)
-        except HeadraceError as error:
-            log.warning("service elsewhere is not counted: %s", error.message)
+            log.warning("%s: nothing is changed by it: %s", type(command).__name__, error.message)
 
     # Links
 
@@ -316,17 +315,64 @@ class TurnLoop:
             elif not entry.is_paused:
                 self._engine.resume(entry.number, now_s)
 
-    def _leave(self, link: int, now_s: float) -> None:
-        """Nobody is left to hear of these sequences."""
-        self._crowded.discard(link)
-        self._packer.drop_link(link)
-        for entry in self._keys.of(link):
+    def _leave(self, left: Left, now_s: float) -> None:
+        """Nobody is left to hear of these sequences; somebody may come for them. The paused ones stay so."""
+        self._packer.drop_link(left.link)
+        for entry in self._keys.of(left.link):
+            if not self._recall(entry):
+                self._give_up((entry,), now_s)
+                continue
+            entry.is_paused |= left.link in self._crowded
+            self._keys.orphan(entry)
+            self._orphans.add(entry, left.gateway, now_s)
+        self._crowded.discard(left.link)
+        if left.for_good:
+            self._give_up(self._orphans.of(left.gateway), now_s)
+
+    def _attach(self, link: int, part: AttachPart, now_s: float) -> None:
+        if self._keys.find(link, part.key) is not None:
+            return  # delivered twice
+        entry = self._keys.named((part.tenant, part.request_id, part.number))
+        if entry is not None and not self._recall(entry):
+            entry = None
+        why = "no such sequence is here" if entry is None else why_not_attach(entry, part)
+        if entry is None or why:
+            self._packer.turn_away(link, (part.key,), NotFound(why), NOT_ATTACHABLE)
+            if entry is not None and entry in self._orphans and is_score_lost(entry, part.index):
+                self._give_up((entry,), now_s)  # nobody can have it any more
+            return
+        counters = self._engine.counters_of(entry.number) if entry.end is None else entry.end.counters
+        if entry.link != NOBODY:
+            self._packer.end_for(entry, "taken", counters, Waits())
+        self._orphans.remove(entry)
+        self._keys.move(entry, link, part.key)
+        entry.is_paused = False
+        if entry.number == NO_NUMBER:
+            return  # it is accepted when it is placed
+        self._packer.tell_again(entry, part.index, counters)
+        entry.ids = array("i")
+        (self._engine.pause if link in self._crowded else self._engine.resume)(entry.number, now_s)
+
+    def _recall(self, entry: Entry) -> bool:
+        """Note its tokens up to now; False where it has just been ended by command."""
+        if entry.link == NOBODY or entry.number == NO_NUMBER:
+            return True
+        outputs = self._engine.outputs_of(entry.number)
+        entry.ids = array("i", outputs or ())
+        return outputs is not None
+
+    def _give_up(self, entries: Iterable[Entry], now_s: float) -> None:
+        """Ends what nobody will hear of."""
+        for entry in entries:
+            self._orphans.remove(entry)
             self._cancel_build(entry)
             self._keys.drop(entry)
             self._engine.abort(entry.number, now_s)
-            self._forget_matcher(entry)
+            self._forget(entry)
 
-    def _forget_matcher(self, entry: Entry) -> None:
+    def _forget(self, entry: Entry) -> None:
+        if entry.end is None:
+            self._orphans.remove(entry)
         if self._matchers is not None and entry.request.sampling.masked:
             self._matchers.remove(entry.number)
 
@@ -346,16 +392,6 @@ class TurnLoop:
     def _enforce_grace(self, now_s: float) -> None:
         if self._drain_at_s is None or now_s < self._drain_at_s:
             return
+        self._give_up(self._keys.of(NOBODY), now_s)
         for entry in self._keys:
             self._abort(entry.link, Abort(entry.key), now_s)
-
-
-def _entries(order: Order, part: SubmitPart) -> list[Entry]:
-    """A sequence for each choice; all of them share prompt, hashes and sampling."""
-    request = part.request
-    if part.grammar is not None:
-        request = replace(request, sampling=replace(request.sampling, masked=True))
-    return [
-        Entry(order.link, key, order.arrived_s, replace(request, choice=request.choice + index) if index else request)
-        for index, key in enumerate(part.keys)
-    ]

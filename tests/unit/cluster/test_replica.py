@@ -15,6 +15,8 @@ from headrace.core.messages import (
     PROTOCOL,
     Abort,
     Ack,
+    Attach,
+    AttachPart,
     Beat,
     End,
     Frame,
@@ -287,5 +289,22 @@ def test_what_could_not_be_sent_leaves_no_key() -> None:
         assert scene.replica.num_live == 0 and scene.replica.queued_s == guess_s
         link.closed("gone")
         assert scene.ear.lost_keys == []
+
+    play(story)
+
+
+def test_what_is_attached_lives_here_and_is_not_new_work() -> None:
+    async def story(scene: Scene) -> None:
+        parts = (AttachPart(1, "a", "r", 0, 5), AttachPart(2, "a", "r", 1, 7))
+        with pytest.raises(Unreachable):
+            scene.replica.attach(*parts)
+        wire, link = scene.connect()
+        guess_s = scene.replica.queued_s
+        scene.replica.attach(*parts)
+        assert wire.sent[-1] == Attach(parts)
+        assert scene.replica.num_live == 2 and scene.replica.queued_s == guess_s
+        link.received(Frame(1, step=-1, accepted=(1,), refused=(Refusal((2,), "not_attachable", "gone"),)))
+        link.closed("gone")
+        assert scene.ear.lost_keys == [1]
 
     play(story)

@@ -8,12 +8,13 @@ from headrace.cluster.replica import Replica
 from headrace.cluster.replicas import Backoff, Replicas
 from headrace.core.clock import SystemClock
 from headrace.core.config import TenantConfig
-from headrace.core.messages import Beat, FromGateway, Service, WorkerState
+from headrace.core.messages import AttachPart, Beat, FromGateway, Service, WorkerState
 from headrace.core.request import Admission
+from headrace.runner.fake import FakeRunner
 from headrace.transport.memory import MemoryNetwork
 from headrace.worker.lifecycle import NO_LOAD
-from tests.builders import part, request
-from tests.unit.worker.rig import Ear, card, fake_host, ready, replicas_of, truth_of
+from tests.builders import engine_config, part, request
+from tests.unit.worker.rig import Ear, card, fake_host, fake_model, ready, replicas_of, truth_of
 
 
 def test_each_wait_is_twice_the_last_up_to_a_bound() -> None:
@@ -98,3 +99,50 @@ def test_what_one_replica_gives_a_tenant_counts_at_the_others_of_its_model() -> 
     replicas.of("m")[1].heard(Beat(WorkerState.READY, card(), NO_LOAD))
     replicas.of("other")[0].heard(Beat(WorkerState.READY, card(), NO_LOAD, service={"acme": 1.0}))
     assert told == [("m/0", Service({"acme": 2.0})), ("m/2", Service({"acme": 2.0}))]
+
+
+@pytest.mark.parametrize("goodbye", [False, True])
+def test_another_gateway_goes_on_with_what_one_left_unless_it_said_goodbye(goodbye: bool) -> None:
+    async def story() -> None:
+        network, ears = MemoryNetwork(), [Ear(), Ear()]
+        first, second = (replicas_of(network, ear) for ear in ears)
+        made = request("a", 8, 40)
+        slow = FakeRunner(engine_config(), sleep=True)
+        async with fake_host(network, mount=fake_model(runner=slow)).embedded():
+            for gateway in (first, second):
+                await gateway.start()
+            (await ready(first, ears[0])).submit(part(1, made))
+            await ears[0].until(lambda: len(ears[0].tokens.get(1, ())) >= 3)
+            await first.close(goodbye=goodbye)
+            said = ears[0].tokens[1]
+            replica = await ready(second, ears[1])
+            ears[1].begins[5] = len(said)
+            replica.attach(AttachPart(5, "a", "a", 0, len(said)))
+            await ears[1].all_over([5])
+            assert (5 in ears[1].refused) is goodbye
+            assert goodbye or [*said, *ears[1].tokens[5]] == truth_of(made)
+            await second.close()
+
+    asyncio.run(story())
+
+
+def test_a_gateway_that_comes_again_finds_nothing_of_its_last_connection() -> None:
+    async def story() -> None:
+        network, ear = MemoryNetwork(), Ear()
+        replicas = replicas_of(network, ear)
+        slow = FakeRunner(engine_config(), sleep=True)
+        async with fake_host(network, mount=fake_model(runner=slow)).embedded():
+            await replicas.start()
+            replica = await ready(replicas, ear)
+            replica.submit(part(1, request("a", 8, 200)))
+            await ear.until(lambda: len(ear.tokens.get(1, ())) >= 3)
+            replicas._links[replica.name].link.close()
+            await ear.until(lambda: ear.lost_keys == [1])
+            await ready(replicas, ear)
+            await ear.until(lambda: replica.is_ready)
+            replica.attach(AttachPart(5, "a", "a", 0, 0))
+            await ear.all_over([5])
+            assert ear.refused[5].code == "not_attachable"
+            await replicas.close()
+
+    asyncio.run(story())

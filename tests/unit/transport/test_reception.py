@@ -6,11 +6,25 @@ import msgspec
 import pytest
 
 from headrace.core.config import TenantConfig
-from headrace.core.messages import Ack, Frame, FromGateway, FromWorker, GrammarText, Hello, Submit, SubmitPart, Tenants
+from headrace.core.messages import (
+    Ack,
+    Attach,
+    AttachPart,
+    Frame,
+    FromGateway,
+    FromWorker,
+    Goodbye,
+    GrammarText,
+    Hello,
+    Submit,
+    SubmitPart,
+    Tenants,
+)
 from headrace.core.ports import Link
 from headrace.core.request import Request
 from headrace.transport.reception import Guest, Reception
 
+ATTACH = Attach((AttachPart(1, "t", "r", 2, 30),))
 SUBMIT = Submit((SubmitPart((1, 2), Request("r", "t", tuple(range(0, 70_000, 700))), GrammarText("json")),))
 
 
@@ -50,7 +64,7 @@ def guest_of(incoming: Any = FromGateway) -> tuple[Guest, Keeper]:
 
 def test_the_messages_of_the_protocol_pass() -> None:
     for incoming, messages in (
-        (FromGateway, [Hello(1, "g"), SUBMIT, Ack(2**40), Tenants((TenantConfig("a"),))]),
+        (FromGateway, [Hello(1, "g"), SUBMIT, ATTACH, Ack(2**40), Tenants((TenantConfig("a"),)), Goodbye()]),
         (FromWorker, [Frame(1, 2, b"12345678", ended=())]),
     ):
         guest, keeper = guest_of(incoming)

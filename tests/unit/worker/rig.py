@@ -49,6 +49,8 @@ class Ear:
 
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
+        # Index of the first token of keys that do not begin at 0.
+        self.begins: dict[int, int] = {}
         self.ended: dict[int, End] = {}
         self.refused: dict[int, Refusal] = {}
         self.accepted: list[int] = []
@@ -63,7 +65,7 @@ class Ear:
         self.accepted.extend(frame.accepted)
         for key, index, token in frame.rows():
             said = self.tokens.setdefault(key, [])
-            assert len(said) == index, f"token {index} of {key} came out of turn"
+            assert self.begins.get(key, 0) + len(said) == index, f"token {index} of {key} came out of turn"
             assert key not in self.ended, f"a token of {key} came after its end"
             said.append(token)
         for end in frame.ended:

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.core.errors import ModelTooLarge
 from headrace.core.event import Outcome
-from headrace.core.messages import PROTOCOL, Ack, Beat, Frame, FromWorker, Hello, Submit, Welcome, WorkerState
+from headrace.core.messages import PROTOCOL, Ack, Beat, Frame, FromWorker, Goodbye, Hello, Submit, Welcome, WorkerState
 from headrace.core.ports import Link
 from headrace.core.request import Request
 from headrace.runner.fake import FakeRunner
@@ -160,14 +160,18 @@ def test_a_gateway_that_does_not_acknowledge_is_paused_and_goes_on_when_it_does(
     asyncio.run(story())
 
 
-def test_a_connection_that_is_lost_frees_what_it_had() -> None:
+@pytest.mark.parametrize("goodbye", [False, True])
+def test_a_gateway_that_leaves_or_stays_away_frees_what_it_had(goodbye: bool) -> None:
     async def story() -> None:
         network = MemoryNetwork()
-        host = fake_host(network, mount=fake_model(runner=FakeRunner(engine_config(), sleep=True)))
+        runner = FakeRunner(engine_config(), sleep=True)
+        host = fake_host(network, mount=fake_model(runner=runner), orphan_s=600.0 if goodbye else 0.0)
         async with host.embedded():
             stranger, link = await serving(network)
             submit_long(link)
             await stranger.until(lambda: stranger.num_tokens > 3)
+            if goodbye:
+                link.send(Goodbye())
             link.close()
             watcher, _ = await serving(network, "other")
             await watcher.until(lambda: isinstance(last := watcher.heard[-1], Beat) and not last.load.used_blocks)

@@ -171,13 +171,13 @@ def test_a_crowded_gateway_pauses_alone_and_newcomers_of_it_wait() -> None:
     assert rig.ears[1].tokens[2] == truth_of(request("late", 8, 5))
 
 
-def test_a_lost_link_takes_its_sequences_with_it_and_no_others() -> None:
+def test_a_gateway_that_leaves_for_good_takes_its_sequences_with_it_and_no_others() -> None:
     rig = TurnRig()
     rig.submit(1, request("lost", 8, 30), 1)
     rig.submit(1, request("kept", 8, 30), 2)
     rig.turn(3)
     heard = len(rig.ears[1].frames)
-    rig.leave(1)
+    rig.leave(1, for_good=True)
     rig.turn()
     assert rig.engine.num_running == 1
     rig.run()

@@ -3,14 +3,15 @@
 from collections import defaultdict
 
 from headrace.core.config import EngineConfig
-from headrace.core.messages import Frame, GrammarText, Submit, WorkerState
+from headrace.core.messages import Attach, AttachPart, Frame, GrammarText, Submit, WorkerState
 from headrace.core.plan import StepResult
 from headrace.core.request import Request
 from headrace.engine.loop import Engine
 from headrace.runner.fake import FakeRunner
 from headrace.text.matchers import Matchers
-from headrace.worker.inbox import Command, Crowded, Inbox, Left, Order
+from headrace.worker.inbox import Command, Crowded, Greeted, Inbox, Left, Order
 from headrace.worker.lifecycle import Lifecycle
+from headrace.worker.orphans import ORPHAN_S
 from headrace.worker.turns import TurnLoop
 from tests.builders import TestClock, engine_config, part
 from tests.unit.worker.rig import Ear, card
@@ -30,7 +31,12 @@ class PacedRunner(FakeRunner):
 
 class TurnRig:
     def __init__(
-        self, config: EngineConfig | None = None, matchers: Matchers | None = None, depth: int = 1, **faults: object
+        self,
+        config: EngineConfig | None = None,
+        matchers: Matchers | None = None,
+        depth: int = 1,
+        orphan_s: float = ORPHAN_S,
+        **faults: object,
     ) -> None:
         self.config = config or engine_config()
         self.clock = TestClock()
@@ -42,7 +48,7 @@ class TurnRig:
             self.lifecycle.enter(state)
         self.ears: dict[int, Ear] = defaultdict(Ear)
         self.frames: list[tuple[int, Frame]] = []
-        self.loop = TurnLoop(self.engine, matchers, self.inbox, self.lifecycle, self.clock, self._hear)
+        self.loop = TurnLoop(self.engine, matchers, self.inbox, self.lifecycle, self.clock, self._hear, orphan_s)
 
     def _hear(self, frames: list[tuple[int, Frame]]) -> None:
         assert len({link for link, _ in frames}) == len(frames), "one frame per gateway"
@@ -59,8 +65,16 @@ class TurnRig:
     def crowd(self, is_full: bool, link: int = 1) -> None:
         self.inbox.put(Crowded(link, is_full))
 
-    def leave(self, link: int = 1) -> None:
-        self.inbox.put(Left(link))
+    def attach(self, key: int, name: str, index: int, link: int = 2, *, tenant: str = "a", number: int = 0) -> None:
+        self.ears[link].begins[key] = index
+        self.tell(Attach((AttachPart(key, tenant, name, number, index),)), link)
+
+    def greet(self, link: int, *, attaches: bool = False) -> None:
+        """A new connection of the gateway that had `link`."""
+        self.inbox.put(Greeted(f"g{link}", attaches))
+
+    def leave(self, link: int = 1, *, for_good: bool = False) -> None:
+        self.inbox.put(Left(link, f"g{link}", for_good))
 
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
