@@ -9,6 +9,7 @@ HeadraceError
 ├── Forbidden                 403  a key that may not do this
 ├── NotFound                  404  no such request, model, stream
 │   └── ModelNotFound         404  a model that is not served here
+├── Expired                   410  a stream that was here and is not kept any more
 ├── TooLarge                  413  a body beyond its bound
 ├── FetchFailed               502  a source of files could not be reached or broke off; what came is kept
 ├── Refused                   503  not now: `retry_after_s` says when
@@ -17,6 +18,7 @@ HeadraceError
 │   └── Unreachable           503  no worker of this model is ready, or none answers
 ├── TimedOut                  504  queued or running past its limit
 ├── RowFailed                 500  one row of a step failed; the others did not
+├── WorkerKilled              500  worker after worker died of this request
 └── RunnerFailed              500  the device or its process is gone
     └── MemoryCorrupted       500  a KV cell was read unwritten, read freed, or written twice
 """
@@ -74,6 +76,11 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
+class Expired(HeadraceError):
+    code = "stream_expired"
+    status = 410
+
+
 class TooLarge(HeadraceError):
     code = "too_large"
     status = 413
@@ -120,6 +127,10 @@ class TimedOut(HeadraceError):
 
 class RowFailed(HeadraceError):
     code = "row_failed"
+
+
+class WorkerKilled(HeadraceError):
+    code = "worker_killed"
 
 
 class RunnerFailed(HeadraceError):

@@ -6,6 +6,7 @@ from headrace.core.messages import End, Refusal
 from headrace.streams.record import Failure
 
 WORKER_LOST = "the worker that answered this request was lost"
+WORKER_KILLED = "workers died of this request, one after the other: it is not tried again"
 
 
 def _tree(root: type[HeadraceError]) -> dict[str, type[HeadraceError]]:
@@ -36,6 +37,6 @@ def failure_of(error: HeadraceError) -> Failure:
 def failure_of_end(end: End) -> Failure:
     """Why a sequence ended that neither finished nor was stopped from here."""
     if end.outcome is Outcome.ABORTED:
-        return failure_of(Unreachable("the worker gave this request up"))
+        return failure_of(Unreachable("another gateway answers this request now"))
     kind = TimedOut if end.reason in ("timed_out", "deadline_exceeded") else RowFailed
     return Failure(end.reason, end.message or "this request failed in its worker", kind.status)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from headrace.core.caller import Caller
 from headrace.core.errors import HeadraceError
 from headrace.core.event import Counters, Waits
+from headrace.core.messages import WorkerCard
 from headrace.core.stages import Stage, StageClock
 from headrace.serving.explanation import Explanation
 from headrace.serving.model_text import ModelText
@@ -16,7 +17,9 @@ from headrace.streams.stream import Stream
 
 
 class Life:
-    """`left` choices have not ended. `tried` are the replicas it was given to, the last one being where it is."""
+    """`left` choices have not ended. `tried` are the replicas it was given to, the last one being where it is; what
+    it says is in the numbers of a replica of these `numerics`. `kills` are workers that died of it, as far as can be
+    told. Since `stalled_s` no worker had anything to say of it."""
 
     __slots__ = (
         "_admission",
@@ -29,11 +32,15 @@ class Life:
         "failure",
         "first_s",
         "itl_s",
+        "kills",
         "left",
         "model",
         "num_prompt_tokens",
+        "numerics",
+        "replayed_tokens",
         "replica",
         "stages",
+        "stalled_s",
         "stream",
         "submitted_s",
         "tried",
@@ -53,6 +60,10 @@ class Life:
         self.attempts = 0
         self.replica = ""
         self.tried: set[str] = set()
+        self.numerics = ""
+        self.kills = 0
+        self.stalled_s: float | None = None
+        self.replayed_tokens = 0
         self.submitted_s = 0.0
         self.first_s: float | None = None
         self.itl_s: float | None = None
@@ -66,11 +77,17 @@ class Life:
 
     @property
     def live(self) -> list[Voice]:
-        return [voice for voice in self.voices if voice.end is None and voice.key >= 0]
+        """Choices that have not ended, be they with a worker or waiting for one."""
+        return [voice for voice in self.voices if voice.end is None and voice.finish is None]
 
     @property
     def has_spoken(self) -> bool:
-        return any(voice.choice.num_tokens for voice in self.voices)
+        return any(voice.heard for voice in self.voices)
+
+    @property
+    def is_opening(self) -> bool:
+        """Someone waits for it to be admitted."""
+        return self._admission is not None
 
     @property
     def asks(self) -> list[Prepared]:
@@ -83,12 +100,13 @@ class Life:
                 self.voices.append(Voice(self, len(self.voices), choice, prepared))
         self.left = len(self.voices)
 
-    def submitted(self, replica: str, fingerprint: str, now_s: float) -> None:
+    def submitted(self, replica: str, card: WorkerCard, now_s: float) -> None:
         """It goes to this replica now."""
         self.attempts += 1
         self.replica = replica
         self.tried.add(replica)
-        self.stream.fingerprint = fingerprint
+        self.stream.fingerprint = card.fingerprint
+        self.numerics = numerics_of(card)
         self.stages.enter(Stage.TRANSFER, now_s)
         self.submitted_s = now_s
         if self.attempts == 1:
@@ -128,10 +146,9 @@ class Life:
 
     def usage(self) -> Usage:
         """Up to now. A prompt counts once, however many choices it has."""
-        first = (voice.end for voice in self.voices if voice.choice_of_ask == 0)
         return Usage(
             self.num_prompt_tokens,
-            sum(end.counters.prompt_cached for end in first if end is not None),
+            sum(voice.cached_tokens for voice in self.voices if voice.choice_of_ask == 0),
             sum(voice.used_tokens for voice in self.voices),
         )
 
@@ -165,8 +182,14 @@ class Life:
             recomputed_tokens=sum(each.recomputed for each in counters),
             overrun_tokens=sum(each.overrun for each in counters),
             attempts=self.attempts,
+            replayed_tokens=self.replayed_tokens,
             error=None if self.failure is None else self.failure.code,
         )
+
+
+def numerics_of(card: WorkerCard) -> str:
+    """Workers for which this is equal compute the same numbers."""
+    return card.fingerprint or card.version
 
 
 def spread(stages: StageClock, waits: Waits, interval_s: float) -> None:

@@ -1,21 +1,24 @@
 """Everything that is being answered, by the keys that workers know it by. Takes their frames; decides no route.
 
-Owns the keys. One frame becomes at most one record per stream, and none where it shows nothing. What goes wrong with
-one life ends that one: a frame is for all tenants.
+Owns the keys. One frame becomes at most one record per stream, and none where it shows nothing. A token is heard once
+and in its order, whoever says it. What goes wrong with one life ends that one: a frame is for all tenants.
 """
 
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
-from headrace.core.errors import HeadraceError, Unreachable
-from headrace.core.event import Outcome
-from headrace.core.messages import End, Frame, GrammarText, Refusal, ScoreTable, SubmitPart
+import numpy as np
+
+from headrace.core.errors import HeadraceError, Refused, Unreachable, WorkerKilled
+from headrace.core.event import Counter, Outcome
+from headrace.core.messages import End, Frame, GrammarText, Refusal, ScoreTable, SubmitPart, WorkerState
 from headrace.core.ports import Clock
 from headrace.core.request import Request
-from headrace.serving.failures import WORKER_LOST, error_of, failure_of, failure_of_end
+from headrace.serving.failures import WORKER_KILLED, WORKER_LOST, error_of, failure_of, failure_of_end
 from headrace.serving.life import Life
 from headrace.serving.replica_table import ReplicaEnd
 from headrace.serving.voice import Voice
@@ -26,48 +29,86 @@ log = logging.getLogger("headrace.serving")
 INTERNAL = Failure("internal_error", "the server failed to tell this reply")
 
 
-class Lives:
-    """`place_again` submits voices that lost their worker before it said anything, or raises. `detokenise_s` makes
-    the last step of every stream late."""
+# Of an end that nobody here asked for: another gateway has taken the sequence over.
+_TAKEN = "taken"
+# A worker that is there and gave something up is not asked at once to take it again.
+_PAUSE_S = 0.05
+# Of a refusal: its worker does not have the sequence any more.
+_NOT_ATTACHABLE = "not_attachable"
 
-    def __init__(
-        self,
-        clock: Clock,
-        place_again: Callable[[Life, Sequence[Voice]], None],
-        *,
-        detokenise_s: float = 0.0,
-    ) -> None:
+
+class Rescue(Protocol):
+    """Who finds another worker for voices that lost theirs: `serving.recovery`."""
+
+    def judge(self, replica: str, lost: Mapping[Life, Sequence[Voice]]) -> Collection[Life]:
+        """A worker died, and these were there. Which of them have to end for it."""
+
+    def displace(self, life: Life, voices: Sequence[Voice], *, after_s: float = 0.0) -> None:
+        """Voices that go on elsewhere, at the next `look` that is not before `after_s`."""
+
+    def forget(self, life: Life) -> None: ...
+
+    def heard(self) -> None:
+        """Voices have heard a frame."""
+
+    def look(self) -> None:
+        """Place what can be placed."""
+
+
+class Lives:
+    """`rescue` is told here once it is there. `detokenise_s` makes the last step of every stream late."""
+
+    rescue: Rescue
+
+    def __init__(self, clock: Clock, *, detokenise_s: float = 0.0) -> None:
         self._clock = clock
-        self._place_again = place_again
         self._detokenise_s = detokenise_s
         self._keys = itertools.count()
         self._voices: dict[int, Voice] = {}
+        # Whose worker has left them in the frame that is being taken.
+        self._displaced: list[Voice] = []
 
     @property
     def num_voices(self) -> int:
         return len(self._voices)
 
     def submit(self, replica: ReplicaEnd, parts: Sequence[tuple[Sequence[Voice], Request]]) -> None:
-        """Voices of one life, as one: each part's share a request, in the order of their choices. Raises what the
-        replica does; then the voices are as they were."""
+        """Voices of one life, as one: each part's share a request, in the order of their choices. Those that another
+        worker has leave it. Raises what the replica does; then the voices are as they were."""
         made = []
         for voices, request in parts:
             grammar = voices[0].prepared.grammar
             text = None if grammar is None else GrammarText(grammar.kind, grammar.source)
-            made.append(SubmitPart(tuple(next(self._keys) for _ in voices), request, text))
+            made.append(SubmitPart(tuple(next(self._keys) for _ in voices), request, text, voices[0].number))
         replica.submit(*made)
+        now_s = self._clock.now_s()
         for part, (voices, _) in zip(made, parts, strict=True):
             for key, voice in zip(part.keys, voices, strict=True):
+                if self._voices.pop(voice.key, None) is not None:
+                    voice.abort()
                 self._voices[key] = voice
-                voice.submitted(replica, key)
+                voice.submitted(replica, key, now_s)
 
     def drop(self, life: Life) -> None:
         """Abort whatever of a life is with a worker, and forget its keys."""
         life.forget_admission()
+        self.rescue.forget(life)
         for voice in life.voices:
-            if self._voices.pop(voice.key, None) is not None:
-                voice.abort(voice.used_tokens)
-            voice.key = -1
+            self._release(voice)
+
+    def draining(self) -> dict[Life, list[Voice]]:
+        """What is with workers that are leaving and could as well go on elsewhere."""
+        found: dict[Life, list[Voice]] = {}
+        for voice in self._voices.values():
+            is_leaving = voice.replica is not None and voice.replica.state is WorkerState.DRAINING
+            if is_leaving and voice.over is None and not voice.life.is_opening:
+                found.setdefault(voice.life, []).append(voice)
+        return found
+
+    def _release(self, voice: Voice) -> None:
+        if self._voices.pop(voice.key, None) is not None:
+            voice.abort()
+        voice.key = -1
 
     def fail(self, life: Life, failure: Failure) -> None:
         """End a stream here and now, unless it has ended."""
@@ -80,6 +121,7 @@ class Lives:
         voices = self._voices
         for key in frame.accepted:
             if (accepted := voices.get(key)) is not None:
+                accepted.is_accepted = True
                 accepted.life.accept()
         for refusal in frame.refused:
             self._refuse(refusal)
@@ -87,18 +129,22 @@ class Lives:
             self._hand_out(frame.scores)
         ended = {end.key for end in frame.ended}
         said: dict[Life, list[Part]] = {}
-        for key, _, token in frame.rows() if frame.keys else ():
+        for key, index, token in frame.rows() if frame.keys else ():
             voice = voices.get(key)
             if voice is None or voice.is_stopped:
                 continue
+            if index != len(voice.heard):
+                if index > len(voice.heard):
+                    self._miss(voice)
+                continue
             try:
                 if voice.first_s is None:
-                    self._begin(voice, said, now_s)
+                    self._begin(voice, frame, said, now_s)
                 is_telling = voice.hear(token)
                 if voice.choice.stopped:
                     voice.is_stopped = True
                     if key not in ended:
-                        voice.abort(voice.choice.num_tokens)
+                        voice.abort()
                 if is_telling and key not in ended:
                     life = voice.life
                     if life in said:
@@ -112,19 +158,39 @@ class Lives:
             self._take_ends(frame, said, now_s)
         else:
             self._tell(said, frame.step, now_s)
+        if self._displaced:
+            displaced, self._displaced = self._displaced, []
+            for life, lost in _by_life(displaced).items():
+                with self.guard(life):
+                    self._lose(life, lost, after_s=_PAUSE_S)
+            self.rescue.look()
+        self.rescue.heard()
 
     def lost(self, replica: str, keys: Sequence[int]) -> None:
         found = [voice for key in keys if (voice := self._voices.pop(key, None)) is not None]
-        by_life: dict[Life, list[Voice]] = {}
         for voice in found:
-            by_life.setdefault(voice.life, []).append(voice)
+            voice.key = -1
+        by_life = _by_life(found)
+        culprits = self.rescue.judge(replica, by_life)
         for life, voices in by_life.items():
-            with self._guard(life):
-                self._lose(life, voices)
+            with self.guard(life):
+                if life in culprits:
+                    self._fail_or_refuse(life, WorkerKilled(WORKER_KILLED))
+                else:
+                    self._lose(life, voices)
+        self.rescue.look()
 
-    def _begin(self, voice: Voice, said: dict[Life, list[Part]], now_s: float) -> None:
+    def _miss(self, voice: Voice) -> None:
+        """A token that it should have heard did not come: nothing its worker says of it is of use any more."""
+        log.warning("request %s missed a token of %s", voice.life.stream.id, voice.life.replica)
+        self._release(voice)
+        self._displaced.append(voice)
+
+    def _begin(self, voice: Voice, frame: Frame, said: dict[Life, list[Part]], now_s: float) -> None:
         """Its first token is here."""
         voice.first_s = now_s
+        row = int(np.flatnonzero(np.frombuffer(frame.keys, "<i8") == voice.key)[0])
+        voice.num_cached = int(frame.counter_rows()[row, Counter.PROMPT_CACHED])
         if voice.life.first_s is None:
             voice.life.first_s = now_s
         prompt = voice.tell_prompt()
@@ -143,7 +209,7 @@ class Lives:
                 self._break(life)
 
     @contextmanager
-    def _guard(self, life: Life) -> Iterator[None]:
+    def guard(self, life: Life) -> Iterator[None]:
         """What goes wrong in here ends this life alone."""
         try:
             yield
@@ -170,13 +236,18 @@ class Lives:
             if voice is None:
                 continue
             life = voice.life
+            if not voice.is_stopped and _is_cut_off(voice, end):
+                voice.key = -1
+                self._displaced.append(voice)
+                continue
             voice.end = end
             if end.outcome is not Outcome.FINISHED and not voice.is_stopped:
                 failed.append((life, failure_of_end(end)))
                 continue
-            with self._guard(life):
+            with self.guard(life):
                 self._close(voice, end.reason, said, now_s)
                 if not life.left:
+                    life.submitted_s = voice.submitted_s
                     over.append((life, end))
         self._tell(said, frame.step, now_s)
         for life, end in over:
@@ -187,7 +258,7 @@ class Lives:
     def _finish(self, life: Life, how: End | Failure, now_s: float) -> None:
         if life.stream.is_ended:
             return
-        with self._guard(life):
+        with self.guard(life):
             if isinstance(how, End):
                 self._end(life, how, now_s)
             else:
@@ -221,35 +292,42 @@ class Lives:
         voices = [voice for key in refusal.keys if (voice := self._voices.pop(key, None)) is not None]
         if not voices:
             return
+        for voice in voices:
+            voice.key = -1
         life = voices[0].life
-        with self._guard(life):
+        if refusal.code == _NOT_ATTACHABLE:
+            self._displaced += voices
+            return
+        with self.guard(life):
             error = error_of(refusal)
-            if not life.refuse(error):
-                self.fail(life, failure_of(error))
+            if isinstance(error, Refused) and not life.is_opening:  # it was promised an answer: later, or elsewhere
+                self.rescue.displace(life, voices, after_s=error.retry_after_s)
+            else:
+                self._fail_or_refuse(life, error)
 
-    def _lose(self, life: Life, voices: list[Voice]) -> None:
+    def _fail_or_refuse(self, life: Life, error: HeadraceError) -> None:
+        """Who opens it hears of it; once it is open, its stream does."""
+        if not life.refuse(error):
+            self.fail(life, failure_of(error))
+
+    def _lose(self, life: Life, voices: list[Voice], *, after_s: float = 0.0) -> None:
+        """Voices that have no worker any more: those that could say nothing more end, the others go on elsewhere."""
         now_s = self._clock.now_s()
-        if life.refuse(Unreachable(WORKER_LOST)):
+        if life.stream.is_ended or life.refuse(Unreachable(WORKER_LOST)):
             return
         said: dict[Life, list[Part]] = {}
-        silent = []
+        cut_off = []
         for voice in voices:
-            if voice.is_stopped:
-                self._close(voice, "stop", said, now_s)
+            if (reason := voice.over) is not None:
+                self._close(voice, reason, said, now_s)
             else:
-                silent.append(voice)
+                cut_off.append(voice)
         self._tell(said, -1, now_s)
-        if not silent:
-            if not life.left:
-                life.close(None, now_s)
-                self._tell_end(life)
-            return
-        try:
-            if life.has_spoken:
-                raise Unreachable(WORKER_LOST)
-            self._place_again(life, silent)
-        except HeadraceError as error:
-            self.fail(life, failure_of(error))
+        if cut_off:
+            self.rescue.displace(life, cut_off, after_s=after_s)
+        elif not life.left:
+            life.close(None, now_s)
+            self._tell_end(life)
 
     def _hand_out(self, table: ScoreTable) -> None:
         scores = table.unpack()
@@ -270,3 +348,19 @@ class Lives:
             except Exception:
                 log.exception("a score of request %s could not be told", voice.life.stream.id)
                 self._break(voice.life)
+
+
+def _by_life(voices: Sequence[Voice]) -> dict[Life, list[Voice]]:
+    found: dict[Life, list[Voice]] = {}
+    for voice in voices:
+        found.setdefault(voice.life, []).append(voice)
+    return found
+
+
+def _is_cut_off(voice: Voice, end: End) -> bool:
+    """Its worker gave it up, or its last tokens did not come: it has more to say."""
+    if end.outcome is Outcome.ABORTED:
+        return end.reason != _TAKEN
+    counters = end.counters
+    num_said = voice.num_replayed + counters.emitted + counters.overrun
+    return end.outcome is Outcome.FINISHED and num_said > len(voice.heard)

@@ -1,22 +1,26 @@
 """Which replica a request goes to, and how it gets there. Owns prefix salts and hashes, and what is tried again.
 
-Everything of a life goes to one replica. Who needs one asks here; frames that come back are for `serving.lives`.
+Everything of a life goes to one replica. Who needs one asks here; frames that come back are for `serving.lives`, and
+when to try again once a worker was lost is for `serving.recovery`.
 """
 
 import asyncio
 import hmac
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from hashlib import sha256
+
+from msgspec.structs import replace
 
 from headrace.core.errors import ContextLengthExceeded, TimedOut, Unreachable
 from headrace.core.hashing import chain_blocks, chain_root
 from headrace.core.messages import WorkerCard
 from headrace.core.ports import Clock
-from headrace.core.request import Request
+from headrace.core.request import Request, SamplingParams
 from headrace.core.stages import Stage
 from headrace.router.pick import DOWN, pick, score
-from headrace.serving.life import Life
+from headrace.serving.life import Life, numerics_of
 from headrace.serving.lives import Lives
+from headrace.serving.quarantine import Quarantine
 from headrace.serving.replica_table import ReplicaEnd, ReplicaTable
 from headrace.serving.voice import Voice
 
@@ -34,12 +38,15 @@ class Placement:
         self._replicas = replicas
         self._clock = clock
         self._secret = secret
+        self.quarantine = Quarantine()
         # One at a time: threads that compute take turns with the loop, and it would wait for each of them.
         self._hashing = asyncio.Lock()
         self._roots: dict[tuple[str, str], bytes] = {}
 
     async def place(self, life: Life) -> None:
-        """Submit a life to one replica, wholly; to another one if the first is gone before it has answered."""
+        """Submit a life to one replica, wholly; to another one if the first is gone before it has answered.
+        WorkerKilled for what is known to kill them."""
+        life.kills = self.quarantine.kills_of(life, self._clock.now_s())
         await self._hash_ahead(life)
         while True:
             replica = self._pick(life)
@@ -56,26 +63,36 @@ class Placement:
             except BaseException:
                 self._lives.drop(life)
                 raise
+            finally:
+                del admitted  # it holds an error whose traceback holds this frame
 
-    def place_again(self, life: Life, voices: Sequence[Voice]) -> None:
-        """Voices that have said nothing and lost their worker; raises where they cannot be placed."""
-        if life.attempts >= MAX_ATTEMPTS:
-            raise Unreachable("the worker was lost")
-        self._submit(life, self._pick(life), voices)
-
-    def _pick(self, life: Life) -> ReplicaEnd:
+    def find(self, life: Life, *, avoided: Container[str] = ()) -> ReplicaEnd | None:
+        """The best that is ready now and can go on with a life: once that has spoken, one that computes the same
+        numbers."""
+        has_spoken = life.has_spoken
         replicas = self._replicas.of(life.model.name)
         chosen = pick(
             [
                 score(replica.queued_s, replica.load.waiting + replica.load.running)
-                if replica.is_ready and replica.name not in life.tried
+                if replica.is_ready
+                and replica.name not in avoided
+                and not (has_spoken and replica.card is not None and numerics_of(replica.card) != life.numerics)
                 else DOWN
                 for replica in replicas
             ]
         )
-        if chosen is None:
+        return None if chosen is None else replicas[chosen]
+
+    def replay(self, life: Life, voices: Sequence[Voice], replica: ReplicaEnd) -> None:
+        """Let voices go on there, after what they have heard. Raises where they cannot; then they are as they were."""
+        self._submit(life, replica, voices)
+        life.replayed_tokens += sum(len(voice.heard) for voice in voices)
+
+    def _pick(self, life: Life) -> ReplicaEnd:
+        replica = self.find(life, avoided=life.tried)
+        if replica is None:
             raise Unreachable(f"no worker of {life.model.name} is ready")
-        return replicas[chosen]
+        return replica
 
     def _others(self, life: Life) -> bool:
         replicas = self._replicas.of(life.model.name)
@@ -90,7 +107,9 @@ class Placement:
         if chains is None:
             chains = life.chains[root, card.block_size] = _chain(life, root, card.block_size)
         now_s = self._clock.now_s()
-        life.submitted(replica.name, card.fingerprint, now_s)
+        for voice in voices:
+            _bound(voice, card)
+        life.submitted(replica.name, card, now_s)
         age_s = life.age_s(now_s)
         parts = [(run, _request(run[0], life, root, chains[id(run[0].prepared)], age_s)) for run in _adjacent(voices)]
         self._lives.submit(replica, parts)
@@ -107,7 +126,7 @@ class Placement:
             life.chains[root, card.block_size] = await asyncio.to_thread(_chain, life, root, card.block_size)
 
     def _root(self, tenant: str, card: WorkerCard) -> bytes:
-        version = card.fingerprint or card.version
+        version = numerics_of(card)
         found = self._roots.get((tenant, version))
         if found is None:
             salt = hmac.new(self._secret, tenant.encode(), sha256).digest()
@@ -129,16 +148,38 @@ def _chain(life: Life, root: bytes, block_size: int) -> dict[int, tuple[bytes, .
     return {id(prepared): chain_blocks(root, prepared.prompt_ids, block_size) for prepared in life.asks}
 
 
+def _bound(voice: Voice, card: WorkerCard) -> None:
+    """Its end, which stays where it is once it has spoken: its next worker may hold more, or less."""
+    ask, num_prompt = voice.prepared.ask, len(voice.prepared.prompt_ids)
+    if ask.max_tokens is not None:
+        voice.most_tokens = ask.max_tokens
+    elif not voice.heard and card.context_len and card.blocks:
+        voice.most_tokens = max(1, min(card.context_len, card.blocks * card.block_size) - num_prompt)
+
+
 def _adjacent(voices: Sequence[Voice]) -> list[list[Voice]]:
-    """Neighbouring choices of the same prompt together: they are one part of a submission."""
+    """Neighbouring choices of the same prompt together, as long as they have not spoken: they are one part of a
+    submission."""
     runs: list[list[Voice]] = []
     for voice in voices:
         last = runs[-1][-1] if runs else None
-        if last is not None and last.prepared is voice.prepared and last.choice_of_ask + 1 == voice.choice_of_ask:
+        if last is not None and not (last.heard or voice.heard) and _follows(voice, last):
             runs[-1].append(voice)
         else:
             runs.append([voice])
     return runs
+
+
+def _follows(voice: Voice, last: Voice) -> bool:
+    return last.prepared is voice.prepared and last.choice_of_ask + 1 == voice.choice_of_ask
+
+
+def _sampling(voice: Voice) -> SamplingParams:
+    """What was told of the prompt is not asked for again."""
+    sampling = voice.prepared.sampling
+    if voice.heard and sampling.prompt_logprobs is not None:
+        return replace(sampling, prompt_logprobs=None)
+    return sampling
 
 
 def _request(voice: Voice, life: Life, root: bytes, hashes: tuple[bytes, ...], age_s: float) -> Request:
@@ -150,14 +191,17 @@ def _request(voice: Voice, life: Life, root: bytes, hashes: tuple[bytes, ...], a
         request_id=life.stream.id,
         tenant=caller.tenant,
         prompt_ids=voice.prepared.prompt_ids,
-        max_tokens=ask.max_tokens,
-        sampling=voice.prepared.sampling,
+        # With what is replayed: that counts as output.
+        max_tokens=voice.most_tokens if voice.heard and voice.most_tokens else ask.max_tokens,
+        sampling=_sampling(voice),
         choice=voice.choice_of_ask,
         tier=caller.tier if ask.priority is None else min(caller.tier, ask.priority),
         ttft_target_s=ask.ttft_target_s,
         itl_target_s=ask.itl_target_s,
-        queue_timeout_s=ask.queue_timeout_s,
+        # Whoever has heard something is past that wait.
+        queue_timeout_s=None if voice.heard else ask.queue_timeout_s,
         deadline_s=left_s,
+        replay_ids=tuple(voice.heard),
         prefix_root=root,
         block_hashes=hashes,
     )

@@ -183,7 +183,7 @@ def _draft(
         raise InvalidInput("this model's end is unknown, so no grammar can end its reply", param=blamed)
     sampling = sampling_of(ask, seed=seeds(), masked=grammar is not None)
     check_sampling(sampling, model.vocab_size)
-    draft = _Draft(ask, sampling, grammar, blamed, tools, _window(ask, windows))
+    draft = _Draft(ask, sampling, grammar, blamed, tools, stop_window(ask, windows))
     if ask.ids is not None:
         draft.ids = ask.ids
     elif ask.raw is not None:
@@ -199,7 +199,7 @@ def _draft(
     return draft
 
 
-def _window(ask: Ask, windows: _Windows) -> StopWindow | None:
+def stop_window(ask: Ask, windows: _Windows) -> StopWindow | None:
     """Asks with the same stop strings share what looks for them."""
     if not ask.stops:
         return None

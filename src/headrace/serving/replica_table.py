@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from headrace.core.event import EngineLoad
-from headrace.core.messages import SubmitPart, WorkerCard, WorkerState
+from headrace.core.messages import AttachPart, SubmitPart, WorkerCard, WorkerState
 
 
 class ReplicaEnd(Protocol):
@@ -30,6 +30,9 @@ class ReplicaEnd(Protocol):
 
     def submit(self, *parts: SubmitPart) -> None:
         """All of a client's request, as one. Raises Refused, nothing kept: Unreachable when it is not ready."""
+
+    def attach(self, *parts: AttachPart) -> None:
+        """Go on with what another gateway left there. Raises as `submit` does."""
 
     def abort(self, key: int, used_tokens: int | None = None) -> None: ...
 

@@ -26,8 +26,8 @@ from headrace.serving.model_text import ModelText
 from headrace.serving.order import Order, check_order, check_prompts
 from headrace.serving.placement import Placement
 from headrace.serving.preparation import encode_prompt, prepare
-from headrace.serving.replica_table import ReplicaTable
-from headrace.serving.voice import Voice
+from headrace.serving.recovery import Recovery
+from headrace.serving.replica_table import ReplicaEnd, ReplicaTable
 from headrace.streams.record import Failure
 from headrace.streams.stream import Stream
 
@@ -76,10 +76,11 @@ class Service:
         self._seeds = seeds
         self._open: dict[Stream, Life] = {}
         self._explanations = Explanations()
-        self._lives = Lives(clock, self._place_again, detokenise_s=self._inject.get(Stage.DETOKENISE, 0.0))
+        self._lives = Lives(clock, detokenise_s=self._inject.get(Stage.DETOKENISE, 0.0))
         transfer_s = self._inject.get(Stage.TRANSFER, 0.0)
         self.replicas = replicas(LateSink(self._lives, transfer_s) if transfer_s > 0.0 else self._lives)
         self._placement = Placement(self._lives, self.replicas, clock, secret or secrets.token_bytes(32))
+        self._recovery = Recovery(self._lives, self._placement, clock)
 
     @property
     def num_open(self) -> int:
@@ -133,7 +134,11 @@ class Service:
         stream = Stream(order.request_id, caller.tenant, order.dialect, model=model.name, created_s=self._wall_s())
         life = Life(stream, caller, stages, model, counts=order.counts)
         life.prepare(prepared)
-        await self._placement.place(life)
+        try:
+            await self._placement.place(life)
+        except BaseException:
+            life.voices.clear()  # as in `finished`
+            raise
         self._open[stream] = life
         return stream
 
@@ -163,12 +168,14 @@ class Service:
         self.cancel(stream, "disconnected")
         del self._open[stream]
         explanation = life.explain(seconds)
+        life.voices.clear()  # they refer to it: a cycle would keep all of it until a collection
         self._explanations.file(explanation)
         if self._on_finished is not None:
             self._on_finished(explanation)
 
-    def _place_again(self, life: Life, voices: Sequence[Voice]) -> None:
-        self._placement.place_again(life, voices)
+    def replica_changed(self, replica: ReplicaEnd) -> None:
+        """A replica's state or connection is another than before."""
+        self._recovery.replica_changed(replica)
 
     def explain(self, request_id: str, caller: Caller) -> Explanation:
         """NotFound for unknown ids and for those of others alike."""

@@ -1,4 +1,5 @@
-"""What one choice of a request says, from its tokens to parts of records. Owns text, calls and scores not told yet.
+"""What one choice of a request says, from its tokens to parts of records. Owns the ids it heard, and text, calls and
+scores not told yet: all that it takes to go on at another worker.
 
 Knows no frame and no other choice. Everything here runs once per token: it is the gateway's hottest path.
 """
@@ -19,17 +20,19 @@ from headrace.text.tools.syntax import open_syntax
 if TYPE_CHECKING:
     from headrace.serving.life import Life
 
+# A worker that has said so many tokens of a sequence since it got it can compute it.
+FEW_TOKENS = 3
 _LETTERS = string.ascii_letters + string.digits
 
 
 class Voice:
     """`number` counts the choices of the request, `choice_of_ask` those of its own ask. `key` is its name at the
-    worker, -1 while it has none."""
+    worker, -1 while it has none. Of the ids it `heard`, the first `num_replayed` were before this worker had it. It
+    ends with `most_tokens`, 0 where its workers do not say how much they hold."""
 
     __slots__ = (
         "_call_deltas",
         "_calls",
-        "_ids",
         "_is_plain",
         "_num_calls",
         "_num_chars",
@@ -44,13 +47,19 @@ class Voice:
         "end",
         "finish",
         "first_s",
+        "heard",
+        "is_accepted",
         "is_paused",
         "is_stopped",
         "key",
         "life",
+        "most_tokens",
+        "num_cached",
+        "num_replayed",
         "number",
         "prepared",
         "replica",
+        "submitted_s",
     )
 
     def __init__(self, life: "Life", number: int, choice_of_ask: int, prepared: Prepared) -> None:
@@ -66,6 +75,15 @@ class Voice:
             continues=prepared.continues,
             shows_specials=not ask.skip_special_tokens,
         )
+        # The ints are those of the stream's records. An array would save four bytes of each, and takes several times
+        # as long to add to.
+        self.heard: list[int] = []
+        self.num_replayed = 0
+        self.most_tokens = 0
+        # Of its prompt, by the worker that said its first token.
+        self.num_cached = 0
+        self.submitted_s = 0.0
+        self.is_accepted = False
         self.key = -1
         self.replica: ReplicaEnd | None = None
         self.end: End | None = None
@@ -77,7 +95,6 @@ class Voice:
         self._wants_prompt = ask.echo or ask.return_token_ids or sampling.prompt_logprobs is not None
         self._is_plain = not (self._calls or self._wants_prompt or ask.score_only or sampling.logprobs is not None)
         self._text = ""
-        self._ids: list[int] = []
         self._call_deltas: list[CallDelta] = []
         self._score: tuple[float, tuple[Alternative, ...]] | None = None
         self._scores: list[Score] = []
@@ -93,16 +110,39 @@ class Voice:
         if self.prepared.ask.score_only:
             return 0
         heard = self.choice.num_tokens
-        return heard if self.end is None else min(heard, self.end.counters.emitted)
+        return heard if self.end is None else min(heard, self.num_replayed + self.end.counters.emitted)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that did not have to be computed. That a worker was lost changes nothing of them."""
+        if self.end is not None and not self.num_replayed:
+            return self.end.counters.prompt_cached
+        return 0 if self.finish is None else self.num_cached
+
+    @property
+    def is_fresh(self) -> bool:
+        """Its worker has said nothing of it yet, or next to nothing."""
+        return len(self.heard) - self.num_replayed < FEW_TOKENS
+
+    @property
+    def over(self) -> str | None:
+        """Why nothing can follow what was heard, as its worker would say it; None where something can."""
+        if self.is_stopped:
+            return "stop"
+        num_heard, sampling = len(self.heard), self.prepared.sampling
+        if num_heard and num_heard >= sampling.min_tokens:
+            last = self.heard[-1]
+            if last in sampling.stop_ids or (not sampling.ignore_eos and last in self.life.model.eos_ids):
+                return "stop"
+        return "length" if 0 < self.most_tokens <= num_heard else None
 
     def hear(self, token: int) -> bool:
         """A token came. True: there is something to tell."""
+        self.heard.append(token)
         text = self.choice.push_one(token)
         if self._is_plain:
-            self._ids.append(token)
             self._text += text
         elif not self.prepared.ask.score_only:
-            self._ids.append(token)
             self._hear_more(token, text)
         return bool(self._text or self._call_deltas)
 
@@ -112,19 +152,20 @@ class Voice:
         if position < len(ids):
             data = self.life.model.tokenizer.token_bytes(ids[position])
             self._prompt_scores[position] = Score(ids[position], data, logprob, top)
-        else:
+        elif position == len(ids) + len(self.heard):
             self._score = (logprob, top)
 
     def tell(self, finish: str | None = None) -> Part:
         """All that was not told yet. `finish`: it is the last of this choice."""
-        ids, text = tuple(self._ids), self._text
-        self._ids.clear()
-        self._text = ""
         index, offset = self._num_told, self._num_chars
+        ids, text = tuple(self.heard[index:]), self._text
+        self._text = ""
         self._num_told = index + len(ids)
         self._num_chars = offset + len(text)
         if self._is_plain:
             return Part(self.number, ids, text, finish=finish, index=index, offset=offset)
+        if self.prepared.ask.score_only:
+            ids = ()
         scores, calls = tuple(self._scores), join_calls(self._call_deltas)
         self._scores.clear()
         self._call_deltas.clear()
@@ -159,25 +200,29 @@ class Voice:
         self.finish = finish
         return finish
 
-    def abort(self, used_tokens: int | None = None) -> None:
+    def abort(self) -> None:
+        """Its worker need not go on. Tokens past those that count are overrun there."""
         if self.replica is not None:
-            self.replica.abort(self.key, used_tokens)
+            self.replica.abort(self.key, max(0, self.used_tokens - self.num_replayed))
 
-    def submitted(self, replica: ReplicaEnd, key: int) -> None:
+    def submitted(self, replica: ReplicaEnd, key: int, now_s: float) -> None:
         """It is with a worker now, which is to treat it as the one before did."""
         self.replica = replica
         self.key = key
+        self.num_replayed = len(self.heard)
+        self.submitted_s = now_s
+        self.is_accepted = False
         if self.is_paused:
             replica.pause(key)
 
     def pause(self) -> None:
         self.is_paused = True
-        if self.replica is not None:
+        if self.replica is not None and self.key >= 0:
             self.replica.pause(self.key)
 
     def resume(self) -> None:
         self.is_paused = False
-        if self.replica is not None:
+        if self.replica is not None and self.key >= 0:
             self.replica.resume(self.key)
 
     def _hear_more(self, token: int, text: str) -> None:

@@ -11,7 +11,7 @@ from headrace.core.caller import Caller
 from headrace.core.config import CostProfile, EngineConfig
 from headrace.core.errors import HeadraceError, Refused, Unreachable
 from headrace.core.event import EngineLoad
-from headrace.core.messages import End, Frame, Refusal, ScoreTable, SubmitPart, WorkerCard, WorkerState
+from headrace.core.messages import AttachPart, End, Frame, Refusal, ScoreTable, SubmitPart, WorkerCard, WorkerState
 from headrace.core.plan import Scores
 from headrace.core.ports import FrameSink
 from headrace.core.request import Request, Tier
@@ -23,8 +23,8 @@ from headrace.serving.explanation import Explanation
 from headrace.serving.model_text import ModelText
 from headrace.serving.order import Order
 from headrace.serving.service import Service
-from headrace.streams.stream import Stream
 from headrace.streams.record import Record
+from headrace.streams.stream import Stream
 from headrace.text.byte_vocabulary import byte_vocabulary
 from headrace.text.grammar import Grammar
 from headrace.text.lexicon import Lexicon
@@ -117,6 +117,9 @@ class HandWorker:
         self._inbox.append(parts)
         self.submitted += requests_of(parts)
 
+    def attach(self, *parts: AttachPart) -> None:
+        raise Unreachable("nothing here outlives its link")
+
     def abort(self, key: int, used_tokens: int | None = None) -> None:
         self._inbox = [parts for parts in self._inbox if key not in keys_of(parts)]
         if key in self._number_of:
@@ -146,7 +149,8 @@ class HandWorker:
             grammars = [part.grammar for part in parts for _ in part.keys]
             for key, number, request, grammar in zip(keys, numbers, requests, grammars, strict=True):
                 if grammar is not None:
-                    self.matchers.add(number, Grammar(grammar.kind, grammar.source)).result()  # type: ignore[arg-type]
+                    rule = Grammar(grammar.kind, grammar.source)  # type: ignore[arg-type]
+                    self.matchers.add(number, rule, request.replay_ids).result()
                 self._number_of[key] = number
                 self._key_of[number] = key
                 self._request_of[key] = request
@@ -252,6 +256,16 @@ class NetworkRig:
     def of(self, model: str) -> Sequence[HandWorker]:
         return self.workers
 
+    def change(self, worker: HandWorker, state: WorkerState = WorkerState.READY) -> None:
+        """By default it was started again."""
+        worker.state = state
+        self.service.replica_changed(worker)
+
+    def wait(self, seconds: float) -> None:
+        """Time passes, and what waits for a worker is looked at."""
+        self.clock.time_s += seconds
+        self.service._recovery.look()
+
     async def open(self, *asks: Ask, caller: Caller = CALLER, turns: bool = False, counts: bool = False) -> Stream:
         """Until the workers have accepted it; no step runs meanwhile unless `turns`."""
         self._num_orders += 1
@@ -287,6 +301,7 @@ class NetworkRig:
         self.service.finished(stream, self.stages)
 
     def assert_nothing_left(self) -> None:
+        assert self.service._recovery.num_waiting == 0
         assert (self.service.num_open, self.service.num_sequences) == (0, 0)
         for worker in self.workers:
             worker.turn()

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from headrace.core.errors import Unreachable
 from headrace.core.event import Counters, EngineLoad, Outcome, Waits
-from headrace.core.messages import End, Frame, GrammarText, SubmitPart, WorkerCard, WorkerState
+from headrace.core.messages import AttachPart, End, Frame, GrammarText, SubmitPart, WorkerCard, WorkerState
 from headrace.core.ports import FrameSink
 from headrace.core.request import Request
 from headrace.core.stages import Stage, StageClock
@@ -46,9 +46,12 @@ class ScriptedWorker:
             for index, key in enumerate(part.keys):
                 self.requests[key] = replace(part.request, choice=part.request.choice + index)
                 self.grammars[key] = part.grammar
-                self._emitted[key] = 0
+                self._emitted[key] = len(part.request.replay_ids)
         accepted = tuple(key for part in parts for key in part.keys)
         asyncio.get_running_loop().call_soon(self._sink.take, self.name, Frame(0, -1, accepted=accepted))
+
+    def attach(self, *parts: AttachPart) -> None:
+        raise Unreachable("nothing here outlives its link")
 
     def abort(self, key: int, used_tokens: int | None = None) -> None:
         self.aborts.append((key, used_tokens))
@@ -79,13 +82,21 @@ class ScriptedWorker:
         self._sink.take(self.name, Frame(0, self._step, *rows, ended=ended))
 
     def ending(self, key: int, outcome: Outcome, reason: str, message: str = "") -> End:
-        return End(key, outcome, reason, Counters(emitted=self._emitted[key]), Waits(), message=message)
+        return End(
+            key,
+            outcome,
+            reason,
+            Counters(emitted=self._emitted[key] - len(self.requests[key].replay_ids)),
+            Waits(),
+            message=message,
+        )
 
     def end(self, key: int, outcome: Outcome, reason: str, message: str = "") -> None:
         self._sink.take(self.name, Frame(0, -1, ended=(self.ending(key, outcome, reason, message),)))
 
     def die(self) -> None:
         self.is_ready = False
+        self.state = WorkerState.GONE
         self._sink.lost(self.name, list(self.requests))
 
 

@@ -51,7 +51,7 @@ def test_a_worker_lost_before_it_accepted_is_replaced_unseen(pool: LimitedPool) 
     asyncio.run(story())
 
 
-def test_a_worker_lost_before_its_first_token_is_replaced_and_after_it_is_a_failure(pool: LimitedPool) -> None:
+def test_what_loses_all_its_workers_waits_a_minute_for_one_and_then_fails(pool: LimitedPool) -> None:
     async def story() -> None:
         with network_rig(pool, num_workers=2) as rig:
             silent = await rig.open(Ask(raw="hello", max_tokens=9, n=2))
@@ -59,8 +59,10 @@ def test_a_worker_lost_before_its_first_token_is_replaced_and_after_it_is_a_fail
             holder = {len(worker.submitted): worker for worker in rig.workers}
             holder[1].turn()
             holder[2].die()
-            assert not silent.is_ended
             holder[1].die()
+            rig.wait(59.0)
+            assert not silent.is_ended and not spoken.is_ended
+            rig.wait(2.0)
             assert failure_code(spoken) == failure_code(silent) == "unreachable"
             assert spoken.ending is not None and spoken.ending.failure is not None
             assert spoken.ending.failure.status == 503 and spoken.ending.failure.retry_after_s == 1.0
@@ -133,11 +135,28 @@ def test_a_reply_that_cannot_be_told_fails_alone(pool: LimitedPool, caplog: pyte
     asyncio.run(story())
 
 
-def test_a_worker_that_gives_a_sequence_up_is_a_failure(pool: LimitedPool) -> None:
+def test_what_a_worker_gives_up_is_asked_for_again_after_a_moment(pool: LimitedPool) -> None:
     async def story() -> None:
         rig = ScriptedRig(pool)
         stream = await rig.open(Ask(raw="a"))
+        rig.worker.say(b"ab")
         rig.worker.end(0, Outcome.ABORTED, "aborted")
+        assert list(rig.worker.requests) == [0]
+        rig.clock.time_s += 0.06
+        rig.service._recovery.look()
+        assert rig.worker.requests[1].replay_ids == tuple(b"ab")
+        rig.worker.say(b"c", key=1, end="stop")
+        assert text_of(stream) == "abc" and failure_code(stream) is None
+        rig.model.close()
+
+    asyncio.run(story())
+
+
+def test_what_another_gateway_took_ends_here(pool: LimitedPool) -> None:
+    async def story() -> None:
+        rig = ScriptedRig(pool)
+        stream = await rig.open(Ask(raw="a"))
+        rig.worker.end(0, Outcome.ABORTED, "taken")
         assert failure_code(stream) == "unreachable"
         rig.model.close()
 
@@ -249,12 +268,15 @@ def test_a_thousand_random_lives_have_exactly_one_ending_each(pool: LimitedPool)
         chance = random.Random(11)
         with network_rig(pool, num_workers=3, config=replace(CONFIG, slots=4, blocks=128, max_waiting=12)) as rig:
             streams: list[Stream] = []
+            asked: dict[Stream, list[Ask]] = {}
             paused: list[Stream] = []
             refused = 0
             while len(streams) + refused < 1000:
                 try:
-                    stream = await rig.open(*[random_ask(chance) for _ in range(chance.choice((1, 1, 2)))])
+                    asks = [random_ask(chance) for _ in range(chance.choice((1, 1, 2)))]
+                    stream = await rig.open(*asks)
                     streams.append(stream)
+                    asked[stream] = asks
                 except HeadraceError:
                     refused += 1
                 for _ in range(chance.randint(0, 6)):
@@ -268,14 +290,31 @@ def test_a_thousand_random_lives_have_exactly_one_ending_each(pool: LimitedPool)
                 elif luck < 0.18:
                     worker = chance.choice(rig.workers)
                     worker.die()
-                    worker.state = WorkerState.READY
+                    rig.change(worker)
+                elif luck < 0.21:
+                    worker = chance.choice(rig.workers)
+                    rig.change(worker, WorkerState.DRAINING)
+                    rig.change(worker)
                 while paused and chance.random() < 0.5:
                     rig.service.resume(paused.pop())
             for stream in paused:
                 rig.service.resume(stream)
             rig.run()
+            while rig.service._recovery.num_waiting:
+                rig.wait(1.0)
+                rig.run()
             codes = {failure_code(stream) for stream in streams}
-            assert {None, "disconnected", "unreachable", "timed_out"} <= codes and refused > 20
+            assert {None, "disconnected", "timed_out"} <= codes and refused > 20
+            assert codes <= {None, "disconnected", "timed_out", "worker_killed"}
+            runner = rig.workers[0].runner
+            for stream in streams:
+                choices = [(ask, choice) for ask in asked[stream] for choice in range(ask.n)]
+                for number, (ask, choice) in enumerate(choices):
+                    prompt = TOKENIZER.encode_text(ask.raw or "")
+                    truth = runner.truth(prompt, ask.max_tokens or 0, seed=ask.seed or 0, choice=choice)
+                    heard = ids_of(stream, number)
+                    assert heard == truth[: len(heard)]
+                    assert finishes(stream).get(number) != "length" or heard == truth
             for stream in streams:
                 assert sum(record.ending is not None for record in stream.records) == 1
                 assert stream.records[-1].ending is not None
@@ -314,13 +353,16 @@ def test_a_pause_is_carried_over_to_the_next_worker(pool: LimitedPool) -> None:
     async def story() -> None:
         with network_rig(pool, num_workers=2) as rig:
             stream = await rig.open(Ask(raw="hello", max_tokens=9, n=2))
-            rig.service.pause(stream)
             holder, other = sorted(rig.workers, key=lambda worker: not worker.submitted)
+            for _ in range(4):
+                holder.turn()
+            rig.service.pause(stream)
+            said = len(stream.records)
             holder.die()
             assert other.paused == other.keys and len(other.keys) == 2
             for _ in range(5):
                 other.turn()
-            assert not stream.records
+            assert len(stream.records) == said
             rig.service.resume(stream)
             rig.run()
             assert finishes(stream) == {0: "length", 1: "length"}

@@ -18,8 +18,8 @@ from headrace.serving.ask import Ask
 from headrace.serving.model_text import ModelText
 from headrace.serving.order import Order
 from headrace.serving.service import Service
-from headrace.streams.stream import Stream
 from headrace.streams.reader import Reader
+from headrace.streams.stream import Stream
 from headrace.text.limited import LimitedPool
 from headrace.text.matchers import Matchers
 from headrace.transport.memory import MemoryNetwork

@@ -9,9 +9,9 @@ import pytest
 from headrace.core.errors import InvalidInput
 from headrace.core.event import Outcome
 from headrace.serving.ask import Ask
-from headrace.streams.stream import Stream
 from headrace.streams.reader import merge
 from headrace.streams.record import CallDelta, Usage
+from headrace.streams.stream import Stream
 from headrace.text.limited import LimitedPool
 from tests.unit.serving.network_rig import TOKENIZER, finishes, ids_of, network_rig, score_of, text_of
 from tests.unit.serving.scripted import ScriptedRig

@@ -1,0 +1,93 @@
+"""What must be known of a request to go on with it elsewhere: its prompts as ids, how they are sampled and read.
+
+Owns the form in which a journal keeps that. Texts, tools and schemas that preparation has used up are left out.
+"""
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from headrace.core.caller import Caller
+from headrace.core.errors import InvalidInput
+from headrace.core.request import SamplingParams
+from headrace.serving.ask import Ask
+from headrace.serving.life import Life
+from headrace.serving.preparation import Prepared, stop_window
+from headrace.text.grammar import Grammar
+
+
+class SavedAsk(Struct, frozen=True, array_like=True):
+    """`serving.preparation.Prepared` without what is made again from its ask."""
+
+    ask: Ask
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    grammar: Grammar | None
+    continues: bool
+    syntax: str
+    is_forced: bool
+    is_named: bool
+    echoed: str
+
+    def prepared(self) -> Prepared:
+        return Prepared(
+            ask=self.ask,
+            prompt_ids=self.prompt_ids,
+            sampling=self.sampling,
+            grammar=self.grammar,
+            window=stop_window(self.ask, {}),
+            continues=self.continues,
+            syntax=self.syntax,
+            is_forced=self.is_forced,
+            is_named=self.is_named,
+            echoed=self.echoed,
+        )
+
+
+class SavedOrder(Struct, frozen=True, array_like=True):
+    """`age_s` is since the request's first byte, at the time of saving."""
+
+    caller: Caller
+    asks: tuple[SavedAsk, ...]
+    counts: bool
+    age_s: float
+
+
+def save_order(life: Life, now_s: float) -> bytes:
+    asks = tuple(_save(prepared) for prepared in life.asks)
+    return msgspec.msgpack.encode(SavedOrder(life.caller, asks, life.counts, life.age_s(now_s)))
+
+
+def read_order(data: bytes) -> SavedOrder:
+    """InvalidInput for what this version cannot go on with."""
+    try:
+        return msgspec.msgpack.decode(data, type=SavedOrder)
+    except msgspec.MsgspecError as error:
+        raise InvalidInput(f"the journal's request cannot be gone on with here: {error}") from error
+
+
+def _save(prepared: Prepared) -> SavedAsk:
+    ask = replace(
+        prepared.ask,
+        prompt=None,
+        messages=None,
+        raw=None,
+        ids=None,
+        tools=[],
+        chat_template_kwargs={},
+        json_schema=None,
+        regex=None,
+        choices=None,
+        grammar=None,
+    )
+    return SavedAsk(
+        ask,
+        prepared.prompt_ids,
+        prepared.sampling,
+        prepared.grammar,
+        prepared.continues,
+        prepared.syntax,
+        prepared.is_forced,
+        prepared.is_named,
+        prepared.echoed,
+    )

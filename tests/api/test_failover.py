@@ -1,0 +1,139 @@
+"""Workers of a real server that die or hang in mid-stream: what its clients read is what they would have read."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.live_server import LiveServer, eventually, live_server, written
+
+# Steps of ten milliseconds: a reply of 150 tokens takes long enough to be disturbed.
+CONFIG = """
+[[tenants]]
+name = "local"
+tier = "batch"
+[[models]]
+name = "fake"
+runner = "fake"
+workers = {workers}
+[models.fake]
+profile = {{ c0_s = 0.01, c_in_s = 1e-6, c_out_s = 1e-6, c_kv_s = 0.0, c_att_s = 0.0 }}
+"""
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "size": {"type": "integer"}},
+    "required": ["name", "size"],
+    "additionalProperties": False,
+}
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 1},
+    {"stop": ["qqq", "zzz"]},
+    {"frequency_penalty": 1.0, "presence_penalty": 0.5},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "thing", "strict": True, "schema": SCHEMA}}},
+    {
+        "tools": [{"type": "function", "function": {"name": "look", "parameters": SCHEMA}}],
+        "tool_choice": "required",
+    },
+    {"logprobs": True, "top_logprobs": 2},
+    {"n": 4},
+]
+NUM_STREAMS = 40
+
+
+class Reading(threading.Thread):
+    """One stream, read to its end: what each choice said, in whatever pieces."""
+
+    def __init__(self, server: LiveServer, number: int) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+        self.id = ""
+        self.said: dict[int, list[Any]] = {}
+        self.usage: tuple[int, int] | None = None
+        self.failure: Any = None
+        self.broken: BaseException | None = None
+        self._server = server
+        self._fields = {
+            **KINDS[number % len(KINDS)],
+            "messages": [{"role": "user", "content": f"question {number}"}],
+            "seed": number,
+            "max_tokens": 150,
+            "stream_options": {"include_usage": True},
+        }
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for chunk in self._server.stream(**self._fields):
+                self.id = chunk.get("id", self.id)
+                self.failure = chunk.get("error", self.failure)
+                if chunk.get("usage"):
+                    # What was cached depends on who asked before.
+                    self.usage = (chunk["usage"]["prompt_tokens"], chunk["usage"]["completion_tokens"])
+                for choice in chunk.get("choices", ()):
+                    self._hear(choice)
+        except (AssertionError, OSError) as broken:
+            self.broken = broken
+        finally:
+            self.begun.set()
+
+    def _hear(self, choice: dict[str, Any]) -> None:
+        text, arguments, scores, finish = self.said.setdefault(choice["index"], ["", "", [], None])
+        delta = choice["delta"]
+        if delta.get("content") or delta.get("tool_calls"):
+            self.begun.set()
+        for call in delta.get("tool_calls") or ():
+            function = call["function"]
+            arguments += f"<{function['name']}>" if function.get("name") else ""
+            arguments += function.get("arguments") or ""
+        scores += [(each["token"], each["logprob"]) for each in (choice.get("logprobs") or {}).get("content") or ()]
+        self.said[choice["index"]] = [
+            text + (delta.get("content") or ""),
+            arguments,
+            scores,
+            choice["finish_reason"] or finish,
+        ]
+
+
+def attempts(server: LiveServer, reading: Reading) -> int:
+    status, found = server.ask("GET", f"/v1/requests/req_{reading.id.removeprefix('chatcmpl-')}/explain")
+    assert status == 200
+    return int(found["attempts"])
+
+
+def read_all(server: LiveServer, disturb: Callable[[], None] | None = None) -> list[tuple[Any, ...]]:
+    """What was said in all streams. `disturb` hits those of one worker, when all have begun."""
+    readings = [Reading(server, number) for number in range(NUM_STREAMS)]
+    assert all(reading.begun.wait(60) for reading in readings)
+    if disturb is not None:
+        disturb()
+    for reading in readings:
+        reading.join(90)
+        assert not reading.is_alive()
+    assert (sum(attempts(server, reading) > 1 for reading in readings) >= NUM_STREAMS // 4) == (disturb is not None)
+    return [(reading.said, reading.usage, reading.failure, reading.broken) for reading in readings]
+
+
+@pytest.mark.parametrize(("workers", "blow"), [(2, signal.SIGKILL), (1, signal.SIGKILL), (2, signal.SIGSTOP)])
+def test_forty_streams_do_not_notice_that_their_worker_is_gone(home: Path, workers: int, blow: signal.Signals) -> None:
+    with live_server(home, "--config", str(written(home, CONFIG.format(workers=workers)))) as server:
+        truth = read_all(server)
+        assert all(failure is None and broken is None for _, _, failure, broken in truth)
+        victim = server.child("worker fake 0")
+        assert read_all(server, lambda: os.kill(victim, blow)) == truth
+        if blow is signal.SIGSTOP:
+            os.kill(victim, signal.SIGKILL)
+        eventually(lambda: server.figure("headrace_replica_ready") == workers, "the worker did not come back")
+        total = server.figure("headrace_replica_total_blocks")
+        eventually(lambda: server.figure("headrace_replica_free_blocks") == total, "blocks are left behind")
+
+
+def test_a_draining_worker_hands_its_streams_over(home: Path) -> None:
+    with live_server(home, "--config", str(written(home, CONFIG.format(workers=2)))) as server:
+        truth = read_all(server)
+        leaving = server.child("worker fake 0")
+        assert read_all(server, lambda: os.kill(leaving, signal.SIGTERM)) == truth
