@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import InvalidInput
-from headrace.streams.stream import Stream
 from headrace.streams.reader import Reader, merge
 from headrace.streams.record import CallDelta, Ending, Part, Record, Score, Usage
+from headrace.streams.stream import Stream
 
 pytestmark = pytest.mark.unit
 

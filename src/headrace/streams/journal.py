@@ -1,0 +1,107 @@
+"""The port of a journal: where the records of streams are kept so that they outlive the gateway that wrote them.
+
+A journal is the truth about a stream: what is not in it is derived again, by attaching to the worker or by replay. So
+a kept stream never has a gap: where something of it could not be kept, nothing after that is. Streams are known by
+tenant and id together. Knows neither how generation goes on nor how frames are worded; it keeps both as bytes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from headrace.streams.record import Record
+
+# (tenant, stream): what a stream is known by.
+Name = tuple[str, str]
+NOBODY: frozenset[Name] = frozenset()
+# Told which streams are not ours any more: nothing of them was kept, and their writer must stop.
+Then = Callable[[frozenset[Name]], None]
+
+
+class Birth(Struct, frozen=True):
+    """What must be known of a stream to speak for it after its gateway died."""
+
+    stream: str
+    tenant: str
+    model: str
+    fingerprint: str
+    # By the wall clock: it is compared across lives and machines.
+    created_s: float
+    # Serving's: how generation goes on.
+    order: bytes
+    # The face's: how frames are worded.
+    dialect: bytes
+
+
+class Entry(Struct, frozen=True):
+    """One record on its way into the journal. `birth` comes with a stream's first."""
+
+    tenant: str
+    stream: str
+    record: Record
+    birth: Birth | None = None
+
+
+class Kept(Struct):
+    """A stream as the journal has it: its records from 1 on, without a gap. `ended_s` is by the wall clock."""
+
+    birth: Birth
+    records: list[Record]
+    epoch: int
+    ended_s: float | None = None
+
+
+class Expired(Struct, frozen=True):
+    """It was kept here once, and is not any more."""
+
+
+class Journal(Protocol):
+    @property
+    def is_keeping(self) -> bool:
+        """False while what is appended is not kept: the disk is full, the server is gone."""
+
+    def append(self, entries: Sequence[Entry], then: Then) -> None:
+        """One step of all its streams, as one write.
+
+        `then` is called once it is kept: by the file before this returns, by Redis later, in the order of appends.
+        Never raises: a journal that cannot keep says so in the log and by `is_keeping`, and calls `then` all the same,
+        because inference goes on.
+        """
+
+    async def recover(self) -> list[Kept]:
+        """Streams that this gateway is to speak for from now on. To be asked before the first append.
+
+        File: all of earlier lives that has not expired. Redis: those without an end whose owner is gone, each claimed;
+        to be asked again from time to time.
+        """
+
+    async def find(self, tenant: str, stream: str) -> Kept | Expired | None: ...
+
+    async def claim(self, tenant: str, stream: str, epoch: int) -> bool:
+        """Own the stream from now on, if nobody has claimed it since `epoch` and its owner is gone."""
+
+    async def close(self) -> None: ...
+
+
+class MemoryJournal:
+    """Keeps nothing: streams live as long as their gateway."""
+
+    @property
+    def is_keeping(self) -> bool:
+        return True
+
+    def append(self, entries: Sequence[Entry], then: Then) -> None:
+        then(NOBODY)
+
+    async def recover(self) -> list[Kept]:
+        return []
+
+    async def find(self, tenant: str, stream: str) -> Kept | Expired | None:
+        return None
+
+    async def claim(self, tenant: str, stream: str, epoch: int) -> bool:
+        return False
+
+    async def close(self) -> None:
+        pass

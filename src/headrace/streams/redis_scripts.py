@@ -1,0 +1,108 @@
+"""What the journal has Redis do by itself, in Lua: each script is one step that nobody can come between.
+
+Keys, behind the prefix: `m:` a stream's hash (own, birth, ended), `r:` its records (a Redis stream; an entry's id is the
+record's number), `t:` a mark that it was here, `o:` the open streams of an owner, `g` all owners, `l:` a gateway's lease.
+An owner is `gateway:life`; `own` is `gateway:life:epoch`. The keys are made here, so this is not for a Redis Cluster.
+"""
+
+import struct
+
+# ARGV: prefix, owner, window_s, open_s, mark_s, entries. An entry is ENTRY (key, number, epoch, three lengths), and then
+# the sealed record, the sealed birth or nothing, and the time of the end or nothing: Redis' msgpack knows no bytes.
+# Returns the places of those that are another's, and of those that are not there any more. May run twice.
+ENTRY = struct.Struct(">32s5I")
+APPEND = """
+local prefix, owner = ARGV[1], ARGV[2]
+local window_s, open_s, mark_s = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local refused, lost = {}, {}
+local entries, at, place = ARGV[6], 1, 0
+while at <= #entries do
+  local key, number, epoch, record_bytes, birth_bytes, ended_bytes
+  key, number, epoch, record_bytes, birth_bytes, ended_bytes, at = struct.unpack('>c32I4I4I4I4I4', entries, at)
+  local sealed = string.sub(entries, at, at + record_bytes - 1)
+  local birth = string.sub(entries, at + record_bytes, at + record_bytes + birth_bytes - 1)
+  at = at + record_bytes + birth_bytes + ended_bytes
+  local ended = string.sub(entries, at - ended_bytes, at - 1)
+  place = place + 1
+  local meta, records, mark = prefix .. 'm:' .. key, prefix .. 'r:' .. key, prefix .. 't:' .. key
+  local mine = owner .. ':' .. string.format('%d', epoch)
+  local own = redis.call('HGET', meta, 'own')
+  if birth ~= '' and (not own or own == mine) then
+    if not own or redis.call('HGET', meta, 'birth') ~= birth then
+      redis.call('DEL', meta, records)
+      redis.call('HSET', meta, 'own', mine, 'birth', birth)
+      redis.call('SADD', prefix .. 'o:' .. owner, key)
+      redis.call('SADD', prefix .. 'g', owner)
+      own = mine
+    end
+  elseif birth ~= '' or not own then
+    lost[#lost + 1] = place
+    own = nil
+  elseif own ~= mine then
+    refused[#refused + 1] = place
+  end
+  if own == mine then
+    local added = redis.pcall('XADD', records, string.format('%d-0', number), 'd', sealed)
+    if type(added) == 'table' and added.err and not string.find(added.err, 'equal or smaller') then
+      return redis.error_reply(added.err)
+    end
+    if ended ~= '' then
+      redis.call('HSET', meta, 'ended', ended)
+      redis.call('EXPIRE', meta, window_s)
+      redis.call('EXPIRE', records, window_s)
+      redis.call('SET', mark, '', 'EX', window_s + mark_s)
+      redis.call('SREM', prefix .. 'o:' .. owner, key)
+    elseif birth ~= '' or number % 64 == 0 then
+      redis.call('EXPIRE', meta, open_s)
+      redis.call('EXPIRE', records, open_s)
+      redis.call('SET', mark, '', 'EX', open_s + mark_s)
+    end
+  end
+end
+return {refused, lost}
+"""
+
+# ARGV: prefix, owner, key, epoch or '' for any, the owner in whose set the key was found or ''.
+# Returns the new epoch; 0: another's, ended, or not there.
+CLAIM = """
+local prefix, owner, key = ARGV[1], ARGV[2], ARGV[3]
+local found = redis.call('HMGET', prefix .. 'm:' .. key, 'own', 'ended')
+local own, ended = found[1], found[2]
+if not own or ended then
+  redis.call('SREM', prefix .. 'o:' .. ARGV[5], key)
+  return 0
+end
+local gateway, life, epoch = string.match(own, '^(.*):(%x+):(%d+)$')
+local other = gateway .. ':' .. life
+if ARGV[4] ~= '' and epoch ~= ARGV[4] then return 0 end
+if other == owner then return tonumber(epoch) end
+if redis.call('GET', prefix .. 'l:' .. gateway) == life then return 0 end
+epoch = tonumber(epoch) + 1
+redis.call('HSET', prefix .. 'm:' .. key, 'own', owner .. ':' .. string.format('%d', epoch))
+redis.call('SREM', prefix .. 'o:' .. other, key)
+redis.call('SADD', prefix .. 'o:' .. owner, key)
+redis.call('SADD', prefix .. 'g', owner)
+return epoch
+"""
+
+# ARGV: prefix, gateway, life, lease_ms, '1' to take the name from an earlier life. Returns whether the lease is ours.
+RENEW = """
+local lease = ARGV[1] .. 'l:' .. ARGV[2]
+local life = redis.call('GET', lease)
+if life and life ~= ARGV[3] and ARGV[5] ~= '1' then return 0 end
+redis.call('SET', lease, ARGV[3], 'PX', ARGV[4])
+return 1
+"""
+
+# ARGV: prefix, gateway, life.
+RELEASE = """
+local lease = ARGV[1] .. 'l:' .. ARGV[2]
+if redis.call('GET', lease) == ARGV[3] then redis.call('DEL', lease) end
+return 1
+"""
+
+# ARGV: prefix, owner. Forgets an owner that is gone and of whom nothing is left.
+FORGET = """
+if redis.call('SCARD', ARGV[1] .. 'o:' .. ARGV[2]) == 0 then redis.call('SREM', ARGV[1] .. 'g', ARGV[2]) end
+return 1
+"""
