@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.api.kinds import KINDS
 from tests.api.live_server import LiveServer, eventually, live_server, written
 
 # Steps of ten milliseconds: a reply of 150 tokens takes long enough to be disturbed.
@@ -23,25 +24,6 @@ workers = {workers}
 [models.fake]
 profile = {{ c0_s = 0.01, c_in_s = 1e-6, c_out_s = 1e-6, c_kv_s = 0.0, c_att_s = 0.0 }}
 """
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string"}, "size": {"type": "integer"}},
-    "required": ["name", "size"],
-    "additionalProperties": False,
-}
-KINDS: list[dict[str, Any]] = [
-    {"temperature": 0},
-    {"temperature": 1},
-    {"stop": ["qqq", "zzz"]},
-    {"frequency_penalty": 1.0, "presence_penalty": 0.5},
-    {"response_format": {"type": "json_schema", "json_schema": {"name": "thing", "strict": True, "schema": SCHEMA}}},
-    {
-        "tools": [{"type": "function", "function": {"name": "look", "parameters": SCHEMA}}],
-        "tool_choice": "required",
-    },
-    {"logprobs": True, "top_logprobs": 2},
-    {"n": 4},
-]
 NUM_STREAMS = 40
 
 

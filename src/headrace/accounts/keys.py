@@ -43,7 +43,10 @@ class KeyRing:
 
 def _callers_of(entries: Iterable[TenantEntry]) -> dict[str, tuple[str, Caller]]:
     return {
-        key: (key, Caller(entry.name, Tier[entry.tier.upper()], key[:_KEY_ID_CHARS], frozenset(entry.scopes)))
+        key: (
+            key,
+            Caller(entry.name, Tier[entry.tier.upper()], key[:_KEY_ID_CHARS], frozenset(entry.scopes), entry.no_log),
+        )
         for entry in entries
         for key in entry.keys
     }

@@ -30,6 +30,8 @@ class Address(Struct, frozen=True):
 
     url: str
     cacert: str | None = None
+    # Host and port; None where gRPC is off.
+    grpc: str | None = None
 
 
 class LoadingLines:
@@ -55,7 +57,9 @@ class LoadingLines:
 def reachable_at(gateway: GatewayConfig, port: int) -> Address:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(gateway.host, gateway.host)
     scheme = "http" if gateway.tls_cert is None else "https"
-    return Address(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", gateway.tls_cert)
+    name = f"[{host}]" if ":" in host else host
+    grpc = f"{name}:{gateway.grpc_port}" if gateway.grpc_port else None
+    return Address(f"{scheme}://{name}:{port}", gateway.tls_cert, grpc)
 
 
 def served_models(models: Sequence[ModelConfig], cards: Sequence[WorkerCard]) -> list[ServedModel]:
@@ -89,4 +93,6 @@ def ready_lines(
     lines.append(f"  {'key':<8}{key.path or key.place}")
     lines.append(f"  {'chat':<8}{address.url}/{f'#key={key.key}' if show_key else ''}  or: headrace chat")
     lines.append(f"  {'docs':<8}{address.url}/docs")
+    if address.grpc is not None:
+        lines.append(f"  {'grpc':<8}{address.grpc}")
     return [*lines, "", curl_line(address, key, models[0].name), ""]

@@ -33,6 +33,7 @@ class Flags(Struct, frozen=True):
     workers: int | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
+    grpc_port: int | None = None
 
 
 def resolve_config(path: Path | None, flags: Flags) -> Config:
@@ -89,7 +90,7 @@ def _at_folder(config: Config, folder: Path) -> Config:
 
 
 def _with_flags(config: Config, flags: Flags) -> Config:
-    said = {name: getattr(flags, name) for name in ("host", "port", "tls_cert", "tls_key")}
+    said = {name: getattr(flags, name) for name in ("host", "port", "grpc_port", "tls_cert", "tls_key")}
     gateway = replace(config.gateway, **{name: value for name, value in said.items() if value is not None})
     models = config.models
     if flags.models or not models:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import resource
 import signal
 import socket
@@ -22,18 +23,23 @@ import msgspec
 import typer
 
 from headrace.accounts.keys import KeyRing
+from headrace.cli.sweep import THRESHOLDS, Sweep
 from headrace.cluster.local import die_with_parent
+from headrace.cluster.replica import Replica
 from headrace.cluster.replicas import Replicas
 from headrace.control.orders import REPORT_S, Orders, Report, Step
 from headrace.control.run_folder import read_orders
 from headrace.core.clock import SystemClock
-from headrace.core.config import Config, ModelConfig, TenantConfig
+from headrace.core.config import Config, GatewayConfig, ModelConfig, TenantConfig
 from headrace.core.errors import HeadraceError
 from headrace.core.ports import FrameSink
 from headrace.gateway.app import Gateway, build_app
-from headrace.gateway.server import serve
+from headrace.gateway.dialects.spec import JournalDialects
+from headrace.gateway.server import Face, serve
 from headrace.serving.model_text import ModelText
 from headrace.serving.service import Service
+from headrace.streams.file_journal import FileJournal
+from headrace.streams.journal import Journal
 from headrace.telemetry.log import LineWriter, log_to
 from headrace.telemetry.metrics import Metrics
 from headrace.text.byte_vocabulary import byte_vocabulary
@@ -43,8 +49,6 @@ from headrace.weights.checkpoint import open_checkpoint
 
 _LOG = logging.getLogger("headrace.gateway")
 _MOST_DESCRIPTORS = 1 << 16
-# Collections are for cycles, of which requests make few; scanning what is alive costs more than they hold.
-_GC_THRESHOLDS = (50_000, 50, 100)
 
 
 def gateway(
@@ -71,23 +75,37 @@ async def _answer(orders: Orders, folder: Path, listener: socket.socket, reports
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     with ExitStack() as stack:
-        front = _Front(orders, stack, reports)
+        front = _Front(orders, folder, stack, reports)
         loop.add_signal_handler(signal.SIGHUP, front.reload, folder)
         await front.replicas.start()
         await front.service.warm_up()
+        await front.recover()
         try:
             reporting = asyncio.create_task(front.report(started))
-            await serve(front.app, [listener], orders.config.gateway, stop, started=started)
+            config = orders.config.gateway
+            await serve(front.app, [listener], config, stop, started=started, faces=_faces(front.app, config))
             reporting.cancel()
         finally:
             await front.replicas.close()
 
 
+def _faces(app: Gateway, config: GatewayConfig) -> list[Face]:
+    """Besides HTTP. What a face needs is imported where there is one: gRPC takes time and memory."""
+    if not config.grpc_port:
+        return []
+    # It would write of what strangers send, straight to stderr, and wait for who reads that.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from headrace.gateway.grpc.face import GrpcFace
+
+    return [GrpcFace(app, config)]
+
+
 class _Front:
     """What a reload reaches, wired; and what is reported of it."""
 
-    def __init__(self, orders: Orders, stack: ExitStack, reports: LineWriter) -> None:
+    def __init__(self, orders: Orders, folder: Path, stack: ExitStack, reports: LineWriter) -> None:
         config, clock = orders.config, SystemClock()
+        self._journal = _journal(orders, folder)
         self._reports = reports
         self._version = orders.version
         self._is_listening = self._has_served = False
@@ -97,10 +115,18 @@ class _Front:
 
         def replicas(sink: FrameSink) -> Replicas:
             tenants = _tenants(config)
-            self.replicas = Replicas(UnixNetwork(), orders.addresses, sink, clock, tenants, lambda _: self._look())
+            self.replicas = Replicas(UnixNetwork(), orders.addresses, sink, clock, tenants, self._see)
             return self.replicas
 
-        self.service = Service(models, replicas, clock=clock, secret=orders.secret, inject=config.inject)
+        self.service = Service(
+            models,
+            replicas,
+            clock=clock,
+            secret=orders.secret,
+            inject=config.inject,
+            journal=self._journal,
+            dialects=JournalDialects(),
+        )
         self._metrics = Metrics()
         self._metrics.watch_replicas(lambda: self.replicas)
         self._keys = KeyRing(config.tenants)
@@ -109,14 +135,27 @@ class _Front:
         )
         self._know(config)
 
+    async def recover(self) -> None:
+        """Go on with what an earlier life of this gateway was telling when it died."""
+        if self._journal is None:
+            return
+        found = await self._journal.recover()
+        streams = [stream for kept in found if (stream := self.service.revive(kept)) is not None]
+        for stream in streams:
+            self.app.adopt(stream)
+        if streams:
+            _LOG.info("%d streams of an earlier life can be read on", len(streams))
+
     async def report(self, started: asyncio.Event) -> None:
         """From when it listens on; that this loop turns is what each report proves."""
         await started.wait()
         gc.collect()
         gc.freeze()
         self._is_listening = True
+        sweep = Sweep(lambda: not self.app.num_open)
         while True:
             self._say()
+            sweep.tick()
             await asyncio.sleep(REPORT_S)
 
     def reload(self, folder: Path) -> None:
@@ -136,6 +175,10 @@ class _Front:
         self._version = orders.version
         self._say("the configuration was read again")
 
+    def _see(self, replica: Replica) -> None:
+        self._look()
+        self.service.replica_changed(replica)
+
     def _look(self) -> None:
         """Whether every worker is ready, at last."""
         if not self._has_served and all(replica.is_ready for replica in self.replicas):
@@ -150,6 +193,13 @@ class _Front:
 
     def _know(self, config: Config) -> None:
         self._metrics.know((model.name for model in config.models), (tenant.name for tenant in config.tenants))
+
+
+def _journal(orders: Orders, folder: Path) -> Journal | None:
+    config = orders.config.gateway
+    if config.journal == "memory":
+        return None
+    return FileJournal(folder / "journal", orders.secret, window_s=config.resume_s, max_bytes=config.resume_bytes)
 
 
 @contextmanager
@@ -207,7 +257,7 @@ def _settle_in() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    gc.set_threshold(*_GC_THRESHOLDS)
+    gc.set_threshold(*THRESHOLDS)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = min(_MOST_DESCRIPTORS, hard) if hard != resource.RLIM_INFINITY else _MOST_DESCRIPTORS
     if soft < most:

@@ -15,7 +15,7 @@ import ssl
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -49,6 +49,9 @@ def serve(
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port; 0 takes a free one. [default: 8080]")
     ] = None,
+    grpc_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port for gRPC; 0 is none. [default: 0]")
+    ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(help="A model's name, a path, or NAME=SOURCE; may be repeated. [default: default]"),
@@ -64,7 +67,7 @@ def serve(
 ) -> None:
     """Start the server: an OpenAI-compatible API, and a chat page, over a model on this machine."""
     started_s = time.perf_counter()
-    flags = Flags(host, port, tuple(model or ()), runner, workers, tls_cert, tls_key)
+    flags = Flags(host, port, tuple(model or ()), runner, workers, tls_cert, tls_key, grpc_port)
     home = data_folder()
     key = local_key(home)
 
@@ -77,7 +80,9 @@ def serve(
     # Before it is read: what changes meanwhile is then seen as a change.
     stamp = None if config is None else stamp_file(config)
     tree = read()
-    with closing(bind(tree.gateway)) as listener:
+    with closing(bind(tree.gateway)) as listener, ExitStack() as stack:
+        if tree.gateway.grpc_port:
+            stack.enter_context(closing(reserve(tree.gateway)))
         sources = find_models(tree)
         with RunFolder(home) as folder, LineWriter() as lines, LineWriter(fd=1) as results:
             log_to(lines)
@@ -103,22 +108,35 @@ def find_models(config: Config) -> dict[str, str]:
 
 def bind(gateway: GatewayConfig) -> socket.socket:
     """Taken before anything is fetched or loaded: a port that is not free must be known at once."""
-    where = f"{gateway.host}:{gateway.port}"
-    try:
-        family, _, _, _, address = socket.getaddrinfo(
-            gateway.host, gateway.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (OSError, UnicodeError) as error:
-        raise InvalidInput(f"--host {gateway.host}: {getattr(error, 'strerror', error)}", param="--host") from None
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise HeadraceError(f"cannot listen on {where}: {error.strerror}; --port takes another") from None
+    listener = _bound(gateway.host, gateway.port, "--port")
+    listener.listen(_BACKLOG)
     return listener
+
+
+def reserve(gateway: GatewayConfig) -> socket.socket:
+    """gRPC opens its port by itself, and shares it: to be kept, so that nobody else takes it while no gateway is there."""
+    if gateway.grpc_port == gateway.port:
+        raise InvalidInput("--grpc-port and --port must be two ports", param="--grpc-port")
+    # Whoever shares it too would not be noticed otherwise.
+    _bound(gateway.host, gateway.grpc_port, "--grpc-port").close()
+    return _bound(gateway.host, gateway.grpc_port, "--grpc-port", is_shared=True)
+
+
+def _bound(host: str, port: int, flag: str, *, is_shared: bool = False) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except (OSError, UnicodeError) as error:
+        raise InvalidInput(f"--host {host}: {getattr(error, 'strerror', error)}", param="--host") from None
+    found = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        found.bind(address)
+    except OSError as error:
+        found.close()
+        raise HeadraceError(f"cannot listen on {host}:{port}: {error.strerror}; {flag} takes another") from None
+    return found
 
 
 def check_tls(gateway: GatewayConfig) -> None:
@@ -253,6 +271,7 @@ class Server:
         if self.as_json:
             document = {
                 "url": address.url,
+                "grpc": address.grpc,
                 "key_file": as_text(self.key.path),
                 "models": models,
                 "pid": os.getpid(),

@@ -127,6 +127,8 @@ class TenantEntry(Struct, frozen=True, forbid_unknown_fields=True):
     max_blocks: int | None = None
     reserved_slots: int = 0
     reserved_blocks: int = 0
+    # Nothing of its streams is written down: they outlive their worker, not their gateway.
+    no_log: bool = False
 
     def in_engine(self) -> TenantConfig:
         return TenantConfig(
@@ -145,6 +147,8 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     host: str = "127.0.0.1"
     port: int = 8080
+    # 0: no gRPC.
+    grpc_port: int = 0
     processes: int = 1
     tls_cert: str | None = None
     tls_key: str | None = None
@@ -162,9 +166,15 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     heartbeat_s: float = 10.0
     # Deltas within this time are sent as one; 0 sends each step's at once.
     coalesce_s: float = 0.0
-    # How long a stream goes on when its client went away.
+    # How long a stream goes on when its last reader went away.
     disconnect_grace_s: float = 10.0
-    # Text that a client has not read: past this its sequences pause, past the time they are aborted.
+    # How long a stream that ended can be read again, and the most that all of these may take in memory.
+    resume_s: float = 300.0
+    resume_bytes: int = 256 << 20
+    # Where streams are kept so that they outlive their gateway: file (in the run folder) or memory (nowhere).
+    journal: str = "file"
+    # Text that no reader of a stream has read: past this its sequences pause. A reader that is behind by so much for
+    # the time is cut off; with the last one the stream is aborted.
     max_unread_bytes: int = 256 << 10
     max_unread_s: float = 60.0
     # Open streams may take this long to finish when the server is told to stop.
@@ -188,6 +198,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 RUNNERS = ("torch", "fake")
+JOURNALS = ("file", "memory")
 # Of the engine's fields, those that a server's configuration decides for all its models.
 PROMISES = (
     "max_step_s",
@@ -209,6 +220,7 @@ _KEY_HASH = re.compile(r"[0-9a-f]{64}")
 # Least and most of what a number may be, by its section.
 _GATEWAY_RANGES: dict[str, tuple[float, float]] = {
     "port": (0, 65535),
+    "grpc_port": (0, 65535),
     "receive_s": (0.01, 3600),
     "max_headers": (1, 10_000),
     "max_header_bytes": (256, 1 << 20),
@@ -217,6 +229,8 @@ _GATEWAY_RANGES: dict[str, tuple[float, float]] = {
     "heartbeat_s": (0.01, 3600),
     "coalesce_s": (0, 10),
     "disconnect_grace_s": (0, 86_400),
+    "resume_s": (0, 86_400),
+    "resume_bytes": (0, 1 << 40),
     "max_unread_bytes": (1, 1 << 30),
     "max_unread_s": (0, 86_400),
     "drain_s": (0, 86_400),
@@ -269,6 +283,8 @@ def _check_gateway(gateway: GatewayConfig) -> None:
     if gateway.processes != 1:
         message = "gateway.processes must be 1: more than one gateway needs Redis, which is not built in yet"
         raise InvalidInput(message, param="gateway.processes")
+    if gateway.journal not in JOURNALS:
+        raise InvalidInput(f"gateway.journal must be one of {', '.join(JOURNALS)}", param="gateway.journal")
     _check_ranges("gateway", gateway, _GATEWAY_RANGES)
     if not gateway.host:
         raise InvalidInput("gateway.host must name an address", param="gateway.host")

@@ -4,17 +4,19 @@ Name and origin, then the route, then the key that the route asks for, then the 
 that is refused has cost nothing but its headers.
 """
 
+import asyncio
 import re
 import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headrace.accounts.keys import KeyRing
+from headrace.core.caller import Caller
 from headrace.core.config import GatewayConfig
 from headrace.core.errors import Forbidden, HeadraceError, NotFound
 from headrace.core.ports import Clock
 from headrace.core.stages import Stage
-from headrace.gateway.context import Context
+from headrace.gateway.context import Context, bounds_of
 from headrace.gateway.door import Door, is_loopback_peer, plain_headers
 from headrace.gateway.endpoints import ROUTES
 from headrace.gateway.errors import MethodNotAllowed, failure_of, shutting_down, too_many_open
@@ -24,6 +26,8 @@ from headrace.gateway.openapi import document
 from headrace.gateway.peer import ClientGone, Receive, Send
 from headrace.gateway.pulse import Pulse
 from headrace.gateway.routes import Access, Resource, Route, RouteTable
+from headrace.streams.shelf import Shelf
+from headrace.streams.stream import Stream
 from headrace.telemetry.metrics import Metrics, Sample
 
 # What the path of a request may hold.
@@ -51,8 +55,9 @@ def build_app(
 ) -> "Gateway":
     """`service` is the serving.Service behind it, or a double of it; `inject` is Config.inject."""
     table = RouteTable(routes)
-    pulse = Pulse(clock, metrics.observe_lag)
-    context = Context(config, clock, service, metrics, pulse, dict(inject or {}), document(table.routes))
+    shelf = Shelf(clock.now_s, bounds_of(config))
+    pulse = Pulse(clock, metrics.observe_lag, shelf.tick)
+    context = Context(config, clock, service, metrics, pulse, shelf, dict(inject or {}), document(table.routes))
     metrics.watch_loop(lambda: pulse.lag_s)
     metrics.watch_open(lambda: len(pulse))
     return Gateway(context, table, Door(keys, config))
@@ -61,34 +66,61 @@ def build_app(
 class Gateway:
     """One per process. `reconfigure` takes new limits and names for the requests that come after it."""
 
-    __slots__ = ("_door", "_num_open", "context", "table")
+    __slots__ = ("_adopted", "_door", "_num_open", "context", "table")
 
     def __init__(self, context: Context, table: RouteTable, door: Door) -> None:
         self.context = context
         self.table = table
+        context.answer = self._answer
         self._door = door
         self._num_open = 0
+        self._adopted: set[asyncio.Task[None]] = set()
 
     def reconfigure(self, config: GatewayConfig) -> None:
         self._door.configure(config)
         self.context.config = config
+        self.context.shelf.bounds = bounds_of(config)
 
     @property
     def num_open(self) -> int:
         return self._num_open
 
+    def authenticate(self, headers: Mapping[str, str]) -> Caller:
+        """For a face that asks for a key before it listens."""
+        return self._door.authenticate(headers)
+
     def drain(self) -> None:
         """From now on new requests are sent elsewhere; those that are open go on."""
         self.context.is_draining = True
 
+    def adopt(self, stream: Stream) -> None:
+        """One that an earlier life of this gateway left: it can be read on here, and goes on for its grace."""
+        context = self.context
+        context.shelf.put(stream, context.service, grace_s=context.config.disconnect_grace_s)
+        if not stream.is_ended:
+            task = asyncio.get_running_loop().create_task(self._outlive(stream))
+            self._adopted.add(task)
+            task.add_done_callback(self._adopted.discard)
+
+    async def _outlive(self, stream: Stream) -> None:
+        await stream.ended()
+        self.context.service.finished(stream)
+
     def close_streams(self) -> None:
-        """The time to finish is over: what is still open ends with an error."""
-        self.context.pulse.fail(failure_of(shutting_down()))
+        """The time to finish is over: what is still open ends with an error, whether somebody reads it or not."""
+        failure = failure_of(shutting_down())
+        self.context.pulse.fail(failure)
+        self.context.shelf.close(failure.code)
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"no {scope['type']} here")
         exchange, error = self._open(scope, receive, send)
+        await self._answer(exchange, error)
+
+    async def _answer(self, exchange: Exchange, error: HeadraceError | None = None) -> None:
+        """A request of any face: checked, answered or refused, and entered into the books. `error`: it is refused."""
+        exchange.request_id = exchange.request_id or _request_id(exchange.headers)
         self._num_open += 1
         route: Route | None = None
         try:
@@ -116,10 +148,10 @@ class Gateway:
             headers = plain_headers(scope["headers"])
         except HeadraceError as refused:
             headers, error = {}, refused
-        wanted = headers.get("x-request-id") or headers.get("x-client-request-id")
-        request_id = wanted if wanted and _REQUEST_ID.fullmatch(wanted) else "req_" + secrets.token_hex(12)
         began_s = scope.get("state", _NONE).get("began_s", now_s)
-        exchange = Exchange(scope, receive, send, self.context, headers, request_id=request_id, began_s=began_s)
+        exchange = Exchange(
+            scope, receive, send, self.context, headers, request_id=_request_id(headers), began_s=began_s
+        )
         exchange.stages.enter(Stage.AUTHENTICATE, now_s)
         return exchange, error
 
@@ -132,7 +164,8 @@ class Gateway:
             exchange.route = resource.path
         if resource is None or not resource.is_probe:
             self._door.check_host(headers)
-            if self._door.check_origin(method, headers):
+            # Whoever opens a socket may do more with it than read.
+            if self._door.check_origin("POST" if exchange.offer is not None else method, headers):
                 exchange.cors = _cors_headers(headers["origin"])
                 if method == "OPTIONS" and "access-control-request-method" in headers:
                     raise Preflight(headers, resource)
@@ -147,6 +180,8 @@ class Gateway:
                 raise shutting_down()
             if self._num_open > context.config.max_open_requests:
                 raise too_many_open()
+        if route.events and route.body is not None:
+            _take_id(exchange)
         return route
 
     def _authenticate(self, exchange: Exchange, resource: Resource | None) -> None:
@@ -174,6 +209,8 @@ class Gateway:
         stream, caller = exchange.answered, exchange.caller
         if stream is not None:
             context.service.finished(stream, exchange.stages)
+        if exchange.has_taken_id and caller is not None:
+            context.shelf.free_id(caller.tenant, exchange.request_id)
         ending = stream.ending if stream is not None else None
         sample = Sample(
             route=exchange.route,
@@ -205,6 +242,25 @@ class Preflight(Exception):
             (b"access-control-max-age", b"600"),
             (b"content-length", b"0"),
         ]
+
+
+def _request_id(headers: Mapping[str, str]) -> str:
+    wanted = headers.get("x-request-id") or headers.get("x-client-request-id")
+    return wanted if wanted and _REQUEST_ID.fullmatch(wanted) else _new_id()
+
+
+def _new_id() -> str:
+    return "req_" + secrets.token_hex(12)
+
+
+def _take_id(exchange: Exchange) -> None:
+    """A request that may become a stream gets an id that no other of its tenant's has, whatever it asked for. One that
+    resumes a stream means that stream's."""
+    if exchange.caller is None or exchange.last_event_id is not None:
+        return
+    while not exchange.context.shelf.take_id(exchange.caller.tenant, exchange.request_id):
+        exchange.request_id = _new_id()
+    exchange.has_taken_id = True
 
 
 def _cors_headers(origin: str) -> list[tuple[bytes, bytes]]:

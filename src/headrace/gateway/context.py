@@ -6,14 +6,20 @@ A reload replaces `config`.
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from headrace.core.config import GatewayConfig
+from headrace.core.errors import HeadraceError
 from headrace.core.ports import Clock
 from headrace.core.stages import Stage, StageClock
 from headrace.gateway.pulse import Pulse
+from headrace.streams.audience import Owner
+from headrace.streams.shelf import Bounds, Shelf
 from headrace.streams.stream import Stream
 from headrace.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from headrace.gateway.exchange import Exchange
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -21,16 +27,20 @@ T = TypeVar("T")
 MAX_LARGE = 1
 
 
-class StreamOwner(Protocol):
+class StreamOwner(Owner, Protocol):
     """What a face needs of the service behind it while a stream runs."""
 
-    def cancel(self, stream: Stream, why: str) -> None: ...
-
-    def pause(self, stream: Stream) -> None: ...
-
-    def resume(self, stream: Stream) -> None: ...
-
     def finished(self, stream: Stream, stages: StageClock) -> None: ...
+
+
+class Answer(Protocol):
+    """Answers a request, whatever face it came by. `error`: refuses it with that."""
+
+    async def __call__(self, exchange: "Exchange", error: HeadraceError | None = None) -> None: ...
+
+
+async def _unanswered(exchange: "Exchange", error: HeadraceError | None = None) -> None:
+    raise AssertionError("no gateway")
 
 
 @dataclass(slots=True)
@@ -40,11 +50,14 @@ class Context:
     service: Any
     metrics: Metrics
     pulse: Pulse
+    shelf: Shelf
     # Seconds to sleep when a request enters a stage.
     inject: Mapping[str, float] = field(default_factory=dict)
     # The OpenAPI document as it is sent.
     document: bytes = b""
     is_draining: bool = False
+    # The gateway's own.
+    answer: Answer = field(default=_unanswered)
     large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LARGE))
 
     async def beside(self, make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -57,3 +70,7 @@ class Context:
             seconds = self.inject.get(stage, 0.0)
             if seconds > 0.0:
                 await asyncio.sleep(seconds)
+
+
+def bounds_of(config: GatewayConfig) -> Bounds:
+    return Bounds(config.resume_s, config.resume_bytes, config.max_unread_bytes)

@@ -6,6 +6,7 @@ HeadraceError
 ├── MethodNotAllowed     405  the path is known, the method is not; `allow` names those that are
 ├── ReceiveTimeout       408  headers or body did not arrive in time
 ├── UnsupportedMedia     415  a content type, charset or encoding that is not read here
+├── UpgradeRequired      426  the path speaks WebSocket, of a version that was not offered
 ├── HeadersTooLarge      431  too many headers, or too long
 └── StreamFailed         any  the failure that ended a stream, as an error
 """
@@ -50,6 +51,11 @@ class ReceiveTimeout(HeadraceError):
 class UnsupportedMedia(HeadraceError):
     code = "unsupported_media_type"
     status = 415
+
+
+class UpgradeRequired(HeadraceError):
+    code = "upgrade_required"
+    status = 426
 
 
 class HeadersTooLarge(HeadraceError):
@@ -120,6 +126,8 @@ def error_reply(error: BaseException) -> ErrorReply:
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, MethodNotAllowed):
         headers["allow"] = error.allow
+    if isinstance(error, UpgradeRequired):
+        headers.update({"upgrade": "websocket", "sec-websocket-version": "13"})
     return ErrorReply(failure.status, error_body(failure), headers)
 
 

@@ -2,6 +2,7 @@
 every answer carries; what is asked and answered is an endpoint's matter.
 """
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
@@ -17,6 +18,8 @@ from headrace.gateway.errors import error_reply
 from headrace.gateway.peer import Peer, Receive, Send
 from headrace.gateway.schemas.decode import decode
 from headrace.gateway.sender import Sender
+from headrace.gateway.websocket.handshake import Offer
+from headrace.streams.audience import Audience
 from headrace.streams.record import Record
 from headrace.streams.stream import Stream
 
@@ -36,6 +39,7 @@ _EVENTS = [
 # Server-Timing takes no colon in a name.
 _METRIC_NAMES = {stage: stage.value.replace(":", "-") for stage in Stage}
 _ON_DISCONNECT = "x-headrace-on-disconnect"
+_GRACES = {"cancel": 0.0, "finish": float("inf")}
 
 
 def server_timing(stages: StageClock) -> str:
@@ -46,12 +50,13 @@ def server_timing(stages: StageClock) -> str:
 class Exchange:
     """`headers` have lower-case names. `caller` is None where no key is asked for.
 
-    An endpoint answers by exactly one of `reply`, `stream` and `send_raw`; an error it raises is answered for it.
+    An endpoint answers by exactly one of `reply`, `stream`, `resume` and `send_raw`; an error it raises is answered
+    for it.
     """
 
     __slots__ = (
-        "_began_s", "_query", "_receive", "_scope", "_send", "_sender", "_streamed", "caller", "context",
-        "cors", "headers", "path_params", "request_id", "route", "stages", "status",
+        "_began_s", "_first_s", "_last_s", "_query", "_receive", "_scope", "_send", "_streamed", "caller", "context",
+        "cors", "has_taken_id", "headers", "path_params", "request_id", "route", "stages", "status",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +76,8 @@ class Exchange:
         self.context = context
         self.headers = headers
         self.request_id = request_id
+        # The shelf keeps the id for this request, until it is over.
+        self.has_taken_id = False
         self._began_s = began_s
         self.caller: Caller | None = None
         self.stages = StageClock(Stage.RECEIVE, began_s)
@@ -83,7 +90,8 @@ class Exchange:
         self.status = 0
         self._query: dict[str, str] | None = None
         self._streamed: Stream | None = None
-        self._sender: Sender | None = None
+        self._first_s: float | None = None
+        self._last_s: float | None = None
 
     @property
     def method(self) -> str:
@@ -108,16 +116,17 @@ class Exchange:
 
     @property
     def answered(self) -> Stream | None:
-        """The stream that the answer came from."""
+        """The stream that was opened for the answer."""
         return self._streamed
 
     @property
     def first_s(self) -> float | None:
-        return self._sender.first_s if self._sender is not None else None
+        """When the first of what the model said was taken by the transport."""
+        return self._first_s
 
     @property
     def last_s(self) -> float | None:
-        return self._sender.last_s if self._sender is not None else None
+        return self._last_s
 
     @property
     def query(self) -> Mapping[str, str]:
@@ -126,6 +135,17 @@ class Exchange:
             raw = self._scope.get("query_string", b"").decode("latin-1")
             self._query = dict(parse_qsl(raw, keep_blank_values=True)[:MAX_QUERY_FIELDS])
         return self._query
+
+    @property
+    def last_event_id(self) -> str | None:
+        """What a client that lost a stream says it read last. An empty one is none."""
+        return self.headers.get("last-event-id") or None
+
+    @property
+    def offer(self) -> Offer | None:
+        """The connection, where the request offers to go on as a WebSocket."""
+        offer: Offer | None = self._scope.get("state", {}).get("offer")
+        return offer
 
     async def body(self) -> bytes:
         """The whole body, within its bound. ClientGone where it never came whole."""
@@ -145,7 +165,7 @@ class Exchange:
     async def reply(self, body: object, *, status: int = 200, headers: Mapping[str, str] = _NO_HEADERS) -> None:
         """Answer with JSON; bytes are sent as they are."""
         data = body if type(body) is bytes else msgspec.json.encode(body)
-        sent = self._common_headers()
+        sent = self.common_headers()
         sent += (_JSON, _NO_STORE, _NO_SNIFF, (b"content-length", b"%d" % len(data)))
         for name, value in headers.items():
             if name == "content-type":
@@ -164,26 +184,63 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def stream(self, stream: Stream, *, is_scored: bool = False) -> None:
-        """Answer with the stream as server-sent events, until its terminal frame or until the client is gone.
-        `is_scored`: with log-probabilities, so that a frame may be large."""
+        """Answer with the stream as server-sent events, until its terminal frame or until the client is gone; others
+        may then read on, and the request is over when the stream is. `is_scored`: with log-probabilities, so that a
+        frame may be large."""
         self._streamed = stream
+        context = self.context
+        audience = context.shelf.put(stream, context.service, grace_s=self._grace_s(context.config.disconnect_grace_s))
         peer = self._peer()
-        sender = Sender(
-            stream,
+        sender = self._sender_to(peer, audience, is_opening=True, is_scored=is_scored)
+        try:
+            await sender.run()
+        except asyncio.CancelledError:
+            audience.cancel("cancelled")
+            raise
+        finally:
+            peer.close()
+            self._first_s, self._last_s = sender.first_s, sender.last_s
+        await self._outlive(audience)
+
+    async def resume(self, audience: Audience, after: int) -> None:
+        """Answer with what follows frame `after` of a stream that another request opened, as that was answered. 204
+        where nothing does: it tells browsers not to come again. InvalidInput where that frame was not said yet."""
+        if self.headers.get(_ON_DISCONNECT) in _GRACES:
+            audience.grace_s = self._grace_s(audience.grace_s)
+        peer = self._peer()
+        try:
+            sender = self._sender_to(peer, audience, after=after, is_scored=True)
+            if sender.is_done:
+                sender.close()
+                await self.send_raw(204, [*self.common_headers(), _NO_STORE], b"")
+            else:
+                await sender.run()
+        finally:
+            peer.close()
+
+    def _sender_to(
+        self, peer: Peer, audience: Audience, *, after: int = 0, is_opening: bool = False, is_scored: bool
+    ) -> Sender:
+        return Sender(
+            audience,
             self.stages,
             self.context,
             peer,
             self._send,
             start=self._start_events,
             abort=self._abort,
-            grace_s=self._grace_s(self.context.config.disconnect_grace_s),
+            after=after,
+            is_opening=is_opening,
             is_scored=is_scored,
         )
-        self._sender = sender
+
+    async def _outlive(self, audience: Audience) -> None:
+        """This client is gone, or was cut off: the books of its request are closed when the stream has ended."""
         try:
-            await sender.run()
-        finally:
-            peer.close()
+            await audience.stream.ended()
+        except asyncio.CancelledError:
+            audience.cancel("cancelled")
+            raise
 
     async def collect(self, stream: Stream) -> list[Record]:
         """The whole stream, to be answered by `reply`. StreamFailed where it broke; cancelled when the client goes."""
@@ -197,15 +254,16 @@ class Exchange:
     def _grace_s(self, default_s: float) -> float:
         """How long generation goes on without a client: the client may say."""
         wanted = self.headers.get(_ON_DISCONNECT)
-        return {"cancel": 0.0, "finish": float("inf")}.get(wanted, default_s) if wanted else default_s
+        return _GRACES.get(wanted, default_s) if wanted else default_s
 
     async def _start_events(self) -> None:
         self.status = 200
         await self._send(
-            {"type": "http.response.start", "status": 200, "headers": self._common_headers() + _EVENTS + [_NO_SNIFF]}
+            {"type": "http.response.start", "status": 200, "headers": self.common_headers() + _EVENTS + [_NO_SNIFF]}
         )
 
-    def _common_headers(self) -> list[tuple[bytes, bytes]]:
+    def common_headers(self) -> list[tuple[bytes, bytes]]:
+        """Of every answer."""
         passed_ms = (self.context.clock.now_s() - self._began_s) * 1e3
         headers = [
             (b"x-request-id", self.request_id.encode("ascii")),

@@ -61,9 +61,10 @@ def _operation(route: Route, by_type: dict[type, Any]) -> dict[str, Any]:
     if description:
         found["description"] = " ".join(description.split())
     names = _PARAMETER.findall(route.path)
-    if names:
+    if names or route.query:
         found["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+            *({"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names),
+            *({"name": name, "in": "query", "schema": {"type": "string"}} for name in route.query),
         ]
     if route.body is not None:
         content: dict[str, Any] = {"application/json": {"schema": by_type[route.body]}}
@@ -95,5 +96,5 @@ def _operation_id(route: Route) -> str:
 
 def _tag(route: Route) -> str:
     if route.access is Access.KEY and route.path.startswith("/v1/"):
-        return "OpenAI-compatible" if "/requests/" not in route.path else "Requests"
+        return "Requests" if route.path.startswith(("/v1/requests/", "/v1/streams/")) else "OpenAI-compatible"
     return "Text" if route.access is Access.KEY else "Server"

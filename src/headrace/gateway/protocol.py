@@ -1,6 +1,7 @@
 """A connection of uvicorn's, fenced in. Owns the limits that hold whatever is asked: how long a request may take to
 arrive, how many headers it has and how long they are, how its body is cut into pieces, how long an answer may lie
-unread. Offers to upgrade to another protocol are not taken.
+unread. Of offers to upgrade to another protocol one is handed on, that of a WebSocket at its path (`websocket.handshake`),
+and the others are not taken.
 
 Knows no route and no key. What it refuses it answers in the shape of the catalogue, and closes.
 """
@@ -21,6 +22,7 @@ from headrace.core.errors import HeadraceError, InvalidInput, TooLarge
 from headrace.gateway.context import Context
 from headrace.gateway.cork import Corked
 from headrace.gateway.errors import HeadersTooLarge, ReceiveTimeout, error_reply
+from headrace.gateway.websocket.handshake import is_offer, with_key
 
 _MALFORMED = "This is not a request that HTTP/1.1 allows."
 # Chunks this small on average are an attack on the processor. The first ones are free.
@@ -62,6 +64,8 @@ class FencedProtocol(HttpToolsProtocol):
         self._is_refused = False
         self._is_offer = False
         self._has_eof = False
+        # What came behind an offer that is being decided on.
+        self._early: bytearray | None = None
         # Since when something lies unsent, and how much the client must have taken to be given more time.
         self._unsent_s: float | None = None
         self._goal_bytes = 0
@@ -82,6 +86,8 @@ class FencedProtocol(HttpToolsProtocol):
             self._on_lost()
         # What waits behind another request on this connection will never be asked for again.
         self.pipeline.clear()
+        # They refer to this in turn: the cycle would keep all of the request until a collection.
+        self.scope = self.cycle = None  # type: ignore[assignment]
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """A client that closed and one that has only said all look alike until something is sent to them. What is
@@ -106,6 +112,11 @@ class FencedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        if self._early is not None:
+            self._early += data
+            if len(self._early) > _SLACK_BYTES:
+                self.flow.pause_reading()
+            return
         self._wire_bytes += len(data)
         if self._is_refused:
             if self._wire_bytes > _LINGER_BYTES:
@@ -115,6 +126,9 @@ class FencedProtocol(HttpToolsProtocol):
         self._feed(data)
         if self._is_refused or self.transport.is_closing():
             return
+        # Most requests come whole: only what is still to come needs a timer.
+        if self._is_begun and self._deadline is None:
+            self._arm()
         if self._in_head:
             # Empty lines before a request begin none, and stop uvicorn's own timer.
             if self._deadline is None and self._wire_bytes and not self._is_answering_another():
@@ -134,9 +148,38 @@ class FencedProtocol(HttpToolsProtocol):
                     return self.parser.feed_data(rest)
                 except httptools.HttpParserUpgrade as offer:
                     rest = rest[offer.args[0] :]
+                    if self._is_for_socket():
+                        self._early, rest = bytearray(rest), memoryview(b"")
+                        self.headers = with_key(self.headers)
                     self.parser.feed_data(self._without_offer())
         except httptools.HttpParserError:
             self.send_400_response(_MALFORMED)
+
+    def _is_for_socket(self) -> bool:
+        if self._is_answering_another() or self.parser.get_http_version() != "1.1":
+            return False
+        return is_offer(self.parser.get_method(), self.url, self.headers)
+
+    def become(self, head: bytes, protocol: asyncio.Protocol) -> bool:
+        """The offer is taken: what follows `head` is of another protocol. False where nobody waits for it any more."""
+        if self.cycle is None or self.transport.is_closing() or self._has_eof:
+            if self.cycle is not None:
+                self.cycle.disconnected = True
+            self.transport.close()
+            return False
+        early, self._early = bytes(self._early or b""), None
+        self.cycle.response_started = self.cycle.response_complete = True
+        self._disarm()
+        self.connections.discard(self)
+        self.transport.write(head)
+        self.transport.flush()  # type: ignore[attr-defined]
+        self.transport.set_protocol(protocol)
+        protocol.connection_made(self.transport)
+        self.flow.resume_reading()
+        self.scope = self.cycle = self.parser = None  # type: ignore[assignment]
+        if early:
+            protocol.data_received(early)
+        return True
 
     def _without_offer(self) -> bytes:
         """The head of the request that was parsed last."""
@@ -156,8 +199,8 @@ class FencedProtocol(HttpToolsProtocol):
         self._has_cycle = False
         self._num_headers = self._header_bytes = self._num_chunks = self._body_bytes = 0
         self.scope["state"].update(began_s=monotonic(), abort=self.transport.abort, watch=self.watch)
-        if self._deadline is None:
-            self._arm()
+        if self._early is not None:
+            self.scope["state"]["offer"] = self
 
     def on_url(self, url: bytes) -> None:
         self._count_header(len(url))
@@ -212,6 +255,10 @@ class FencedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self.transport.flush()  # type: ignore[attr-defined]
         super().on_response_complete()
+        if self._early is not None:
+            early, self._early = bytes(self._early), None
+            if early:
+                self.data_received(early)
         # Reading stops while a request waits behind another; its time begins when reading goes on.
         if self._is_begun and self._deadline is None and not self.transport.is_closing():
             self._arm()

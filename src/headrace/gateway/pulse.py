@@ -26,11 +26,14 @@ class Open(Protocol):
 
 
 class Pulse:
-    __slots__ = ("_clock", "_on_lag", "_open", "lag_s")
+    __slots__ = ("_clock", "_on_beat", "_on_lag", "_open", "lag_s")
 
-    def __init__(self, clock: Clock, on_lag: Callable[[float], None]) -> None:
-        """`on_lag` is told of every beat how late it came."""
+    def __init__(
+        self, clock: Clock, on_lag: Callable[[float], None], on_beat: Callable[[float], None] | None = None
+    ) -> None:
+        """`on_lag` is told of every beat how late it came, `on_beat` the time, before the answers are looked at."""
         self._clock = clock
+        self._on_beat = on_beat
         self._on_lag = on_lag
         self._open: set[Open] = set()
         # How late the last beat came.
@@ -47,6 +50,8 @@ class Pulse:
 
     def tick(self) -> None:
         now_s = self._clock.now_s()
+        if self._on_beat is not None:
+            self._tell(self._on_beat, now_s)
         for answer in tuple(self._open):
             self._tell(answer.tick, now_s)
 

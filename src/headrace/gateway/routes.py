@@ -34,7 +34,8 @@ class Access(Enum):
 class Route(Struct, frozen=True):
     """`path` may hold `{name}`, one segment, and end in `{name:path}`, one or more. `endpoint(exchange, service)`.
 
-    `body` and `reply` are for the OpenAPI document; `events` marks a reply that may be a stream. `is_probe`: also
+    `body`, `reply` and `query`, the fields of a query, are for the OpenAPI document; `events` marks a reply that may be
+    a stream. `is_probe`: also
     answered while the server is full, drains, or is asked by another name.
     """
 
@@ -45,6 +46,7 @@ class Route(Struct, frozen=True):
     summary: str
     body: type | None = None
     reply: type | None = None
+    query: tuple[str, ...] = ()
     events: bool = False
     media: str = "application/json"
     is_probe: bool = False

@@ -1,7 +1,9 @@
-"""A stream as server-sent events. Owns when bytes are written, and what happens when nobody reads them.
+"""A stream as server-sent events, to one reader. Owns when bytes are written, and how long that reader may lag.
 
-Frames are the dialect's, the last one with its `[DONE]` as well; the journal keeps what was not sent. The status line
-waits for the first frame, so that what fails before it is an answer with a status of its own.
+Frames are the dialect's, the last one with its `[DONE]` as well; the journal keeps what was not sent. Every record is a
+frame of its own, however many are written at once, so that the bytes do not depend on when they were read; only a
+reader that lags gets records merged. The status line waits for the first frame, so that what fails before it is an
+answer with a status of its own. What becomes of the stream when readers leave is the audience's matter.
 """
 
 import asyncio
@@ -10,16 +12,20 @@ from collections.abc import Awaitable, Callable
 from msgspec.structs import replace
 
 from headrace.core.stages import Stage, StageClock
-from headrace.gateway.context import Context, StreamOwner
+from headrace.gateway.context import Context
 from headrace.gateway.errors import StreamFailed, failure_of
 from headrace.gateway.peer import Peer, Send
-from headrace.streams.reader import Reader, merge
+from headrace.streams.audience import Audience
+from headrace.streams.reader import merge
 from headrace.streams.record import Ending, Failure, Record, Usage
-from headrace.streams.stream import Stream
 
 PING = b": ping\n\n"
-# A reader that finds more records than this at once lags: it gets them as one frame.
-MAX_FRAMES_PER_WRITE = 8
+# A reader lags when more records than this came while one write waited for it: it gets what it missed as one frame.
+MAX_MISSED = 8
+# Frames of a write, of which a reader that comes late finds many. A plain one takes a microsecond or two to word.
+MAX_FRAMES_PER_WRITE = 256
+# Records that become one frame.
+MAX_MERGED = 4096
 # Scores, each with its alternatives, that are worded within a millisecond or two; more are in a thread.
 LARGE_FRAME = 1000
 # How long an error frame may take to leave before the connection is cut.
@@ -29,13 +35,14 @@ UNREAD = Failure("client_too_slow", "The client did not read its stream in time.
 
 class Sender:
     __slots__ = (
-        "_abort", "_context", "_failed_s", "_failure", "_grace_s", "_is_scored", "_is_started", "_paused_s", "_peer", "_reader",
-        "_send", "_service", "_stages", "_start", "_stream", "_writing_s", "_wrote_s", "first_s", "last_s",
+        "_abort", "_audience", "_behind_s", "_context", "_failed_s", "_failure", "_is_lagging", "_is_opening", "_is_scored",
+        "_is_started", "_peer", "_reader", "_send", "_stages", "_start", "_stream", "_writing_s", "_wrote_s",
+        "first_s", "last_s",
     )  # fmt: skip
 
     def __init__(
         self,
-        stream: Stream,
+        audience: Audience,
         stages: StageClock,
         context: Context,
         peer: Peer,
@@ -43,31 +50,45 @@ class Sender:
         *,
         start: Callable[[], Awaitable[None]],
         abort: Callable[[], None],
-        grace_s: float,
+        after: int = 0,
+        is_opening: bool = True,
         is_scored: bool = False,
     ) -> None:
-        """`start` sends the status line and headers, `abort` cuts the connection."""
-        self._stream = stream
+        """`start` sends the status line and headers, `abort` cuts the connection. `is_opening`: the stream is this
+        request's, and ends if it cannot be worded; others read from the frame behind `after`."""
+        self._audience = audience
+        self._stream = audience.stream
         self._stages = stages
         self._context = context
-        self._service: StreamOwner = context.service
         self._peer = peer
         self._send = send
         self._start = start
         self._abort = abort
-        self._grace_s = grace_s
+        self._is_opening = is_opening
         self._is_scored = is_scored
-        self._reader = Reader(stream)
+        self._reader = audience.enter(after)
         self._is_started = False
         self._failure: Failure | None = None
         self._failed_s = 0.0
-        self._paused_s: float | None = None
+        # Since when more is unread than the bound, and whether the last write waited while much was said.
+        self._behind_s: float | None = None
+        self._is_lagging = False
         self._wrote_s = context.clock.now_s()
         # Since when a write waits for the client to take what it was sent before.
         self._writing_s: float | None = None
         # When the first and the last of what the model said was taken by the transport.
         self.first_s: float | None = None
         self.last_s: float | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """There is nothing to be sent, and there will be nothing."""
+        return self._reader.is_done
+
+    def close(self) -> None:
+        """It reads no more."""
+        gone_s = self._peer.gone_s
+        self._audience.leave(self._reader, self._context.clock.now_s() if gone_s is None else gone_s)
 
     async def run(self) -> None:
         """Until the terminal frame was taken by the transport, or nobody is there to take it."""
@@ -77,25 +98,26 @@ class Sender:
         except StreamFailed:
             raise
         except Exception as error:
-            self._service.cancel(self._stream, "internal_error")
+            if self._is_opening:
+                self._audience.cancel("internal_error")
             if not self._is_started:
                 raise
             await self._end_with(failure_of(error))
             raise
-        except asyncio.CancelledError:
-            self._service.cancel(self._stream, "cancelled")
-            raise
         finally:
             self._context.pulse.discard(self)
+            self.close()
+            # Both are of the exchange that holds this: a cycle would keep all of the request until a collection.
+            del self._start, self._abort
 
     async def _pump(self) -> None:
         reader, peer, stream = self._reader, self._peer, self._stream
         while True:
             if peer.gone_s is not None:
-                return await self._outlive(peer.gone_s)
+                return
             if self._failure is not None and (stream.ending is None or stream.ending.failure is not None):
                 return await self._end_with(self._failure)
-            records = reader.take()
+            records = reader.take(MAX_MERGED if self._is_lagging else MAX_FRAMES_PER_WRITE)
             if records:
                 await self._write_records(records)
                 if reader.is_done:
@@ -126,11 +148,11 @@ class Sender:
             self.first_s = self.first_s or self._wrote_s
 
     def _worded(self, records: list[Record]) -> bytes:
-        """Frames of their own, or one where the reader lags; the ending always is one."""
+        """Frames of their own, or one where the reader lags or all are gathered; the ending always is one."""
         frame = self._stream.dialect.frame
         if len(records) == 1:
             return frame(records[0])
-        if len(records) <= MAX_FRAMES_PER_WRITE and self._context.config.coalesce_s <= 0.0:
+        if not self._is_lagging and self._context.config.coalesce_s <= 0.0:
             return b"".join([frame(record) for record in records])
         if records[-1].ending is None:
             return frame(merge(records))
@@ -148,73 +170,72 @@ class Sender:
         ending = records[-1].ending
         assert ending is not None
         self._stages.enter(Stage.CLIENT, self._context.clock.now_s())
-        if ending.failure is not None and not self._is_started and len(records) == 1:
+        if ending.failure is not None and records[0].number == len(records) == 1 and not self._is_started:
             raise StreamFailed(ending.failure)
         await self._context.delay(Stage.CLIENT)
 
     async def _write(self, data: bytes, *, more: bool = True) -> None:
         self._writing_s = self._context.clock.now_s()
+        num_said = len(self._stream.records)
         if not self._is_started:
             self._is_started = True
             await self._start()
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self._is_lagging = len(self._stream.records) - num_said > MAX_MISSED
         self._writing_s = None
         self._wrote_s = self._context.clock.now_s()
 
     async def _end_with(self, failure: Failure) -> None:
-        """The terminal frame of a stream that this end broke off: the journal's ending with its number, in the words
-        of the cause. What was not read before it is left out."""
-        self._stages.enter(Stage.CLIENT, self._context.clock.now_s())
+        """The terminal frame for a reader that this end breaks off. What it did not read before is left out, so that
+        the frame has the number of the last one it was sent: whoever resumes behind that misses nothing."""
+        if self._stream.is_ended:  # else others read on, and the time is not the client's yet
+            self._stages.enter(Stage.CLIENT, self._context.clock.now_s())
         if not self._is_started:
             raise StreamFailed(failure)
-        records = self._stream.records
-        ended = records[-1] if self._stream.is_ended else Record(len(records) + 1)
-        ending = replace(ended.ending or Ending(Usage()), failure=failure)
-        await self._write(self._stream.dialect.frame(replace(ended, ending=ending)), more=False)
-
-    async def _outlive(self, gone_s: float) -> None:
-        """Nobody reads any more: the stream goes on for its grace, then it is cancelled."""
-        stream, context = self._stream, self._context
-        while not stream.is_ended:
-            if context.clock.now_s() - gone_s >= self._grace_s or self._failure is not None:
-                self._service.cancel(stream, "disconnected")
-                return
-            await self._peer.wait(stream, ending=True)
+        ending = replace(self._stream.ending or Ending(Usage()), failure=failure)
+        frame = self._stream.dialect.frame(Record(self._reader.cursor, ending=ending))
+        await self._write(frame, more=False)
 
     def tick(self, now_s: float) -> None:
-        """Heartbeats, grace, and the bound on what was not read; called while `run` waits or writes."""
+        """Heartbeats, and the bound on what was not read; called while `run` waits or writes."""
         if self._failure is not None:
             if now_s - self._failed_s > LAST_WORDS_S:
                 self._abort()
-        elif self._peer.gone_s is not None:
-            self._peer.wake()
         else:
             self._bound_unread(now_s)
             if now_s - self._wrote_s >= self._context.config.heartbeat_s:
                 self._peer.wake()
 
     def _bound_unread(self, now_s: float) -> None:
+        """A stream that has ended waits for its readers as long as they take anything."""
         config = self._context.config
         if self._writing_s is not None and now_s - self._writing_s > config.max_unread_s:
-            return self.fail(UNREAD)
-        unread_bytes = self._reader.unread_bytes
-        if self._paused_s is None:
+            return self._expel(now_s)
+        unread_bytes = 0 if self._stream.is_ended else self._reader.unread_bytes
+        if self._behind_s is None:
             if unread_bytes > config.max_unread_bytes:
-                self._paused_s = now_s
-                self._service.pause(self._stream)
+                self._behind_s = now_s
         elif unread_bytes <= config.max_unread_bytes // 2:
-            self._paused_s = None
-            self._service.resume(self._stream)
-        elif now_s - self._paused_s > config.max_unread_s:
-            self.fail(UNREAD)
+            self._behind_s = None
+        elif now_s - self._behind_s > config.max_unread_s:
+            self._expel(now_s)
+
+    def _expel(self, now_s: float) -> None:
+        """This reader alone is cut off; the stream goes on if there are others."""
+        self._break_off(UNREAD, now_s)
+        self._audience.expel(self._reader, UNREAD.code, now_s)
 
     def fail(self, failure: Failure) -> None:
-        """End with this. Where the client does not take it, the connection is cut soon after."""
+        """The stream ends for everybody, and here with this. Where the client does not take it, the connection is cut
+        soon after."""
         if self._failure is None:
-            self._failure = failure
-            self._failed_s = self._context.clock.now_s()
-            self._service.cancel(self._stream, failure.code)
-            self._peer.wake()
+            self._break_off(failure, self._context.clock.now_s())
+            self._audience.cancel(failure.code)
+
+    def _break_off(self, failure: Failure, now_s: float) -> None:
+        self._failure = failure
+        self._failed_s = now_s
+        self._peer.wake()
 
 
 def _num_scores(records: list[Record]) -> int:

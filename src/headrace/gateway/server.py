@@ -8,6 +8,7 @@ import contextlib
 import socket
 from collections.abc import Generator, Sequence
 from time import monotonic
+from typing import Protocol
 
 import uvicorn
 
@@ -15,9 +16,19 @@ from headrace.core.config import GatewayConfig
 from headrace.gateway.app import Gateway
 from headrace.gateway.certificate import Certificate
 from headrace.gateway.protocol import FencedProtocol, fenced
+from headrace.gateway.websocket.connection import Connection
 
 KEEP_ALIVE_S = 75
 UNSENT_PULSE_S = (0.05, 2.0)
+
+
+class Face(Protocol):
+    """Another server over the same gateway."""
+
+    async def start(self) -> None: ...
+
+    async def finish(self) -> None:
+        """The gateway drains. Until the last answer is out, and it does not listen any more."""
 
 
 class _Server(uvicorn.Server):
@@ -25,11 +36,13 @@ class _Server(uvicorn.Server):
         """Until cancelled. A connection outlives its answer, and may wait to be closed until its client has read."""
         least_s, most_s = UNSENT_PULSE_S
         while True:
-            await asyncio.sleep(min(max(config.max_unread_s / 4, least_s), most_s))
+            await asyncio.sleep(min(max(min(config.max_unread_s, config.heartbeat_s) / 4, least_s), most_s))
             now_s = monotonic()
             for connection in tuple(self.server_state.connections):
                 if isinstance(connection, FencedProtocol):
                     connection.check_unsent(now_s)
+                elif isinstance(connection, Connection):
+                    connection.check()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -43,6 +56,7 @@ async def serve(
     stop: asyncio.Event,
     *,
     started: asyncio.Event | None = None,
+    faces: Sequence[Face] = (),
 ) -> None:
     """Until `stop` is set and every answer is out, or `drain_s` after that. The sockets are closed then."""
     certificate = None
@@ -57,15 +71,18 @@ async def serve(
     try:
         while not server.started and not running.done():
             await asyncio.sleep(0.005)
+        for face in faces:
+            await face.start()
         if started is not None and not running.done():
             started.set()
         await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
         app.drain()
         server.should_exit = True
-        done, _ = await asyncio.wait((running,), timeout=config.drain_s)
-        if not done:
+        ending = (running, *(asyncio.ensure_future(face.finish()) for face in faces))
+        _, pending = await asyncio.wait(ending, timeout=config.drain_s)
+        if pending:
             app.close_streams()
-        await running
+        await asyncio.gather(*ending)
     finally:
         for task in (*tasks, stopping):
             task.cancel()

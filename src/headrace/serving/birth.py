@@ -45,17 +45,21 @@ class SavedAsk(Struct, frozen=True, array_like=True):
 
 
 class SavedOrder(Struct, frozen=True, array_like=True):
-    """`age_s` is since the request's first byte, at the time of saving."""
+    """`age_s` is since the request's first byte, at the time of saving. `most_tokens` has an entry for each choice."""
 
     caller: Caller
     asks: tuple[SavedAsk, ...]
     counts: bool
     age_s: float
+    numerics: str
+    most_tokens: tuple[int, ...]
 
 
 def save_order(life: Life, now_s: float) -> bytes:
     asks = tuple(_save(prepared) for prepared in life.asks)
-    return msgspec.msgpack.encode(SavedOrder(life.caller, asks, life.counts, life.age_s(now_s)))
+    most_tokens = tuple(voice.most_tokens for voice in life.voices)
+    saved = SavedOrder(life.caller, asks, life.counts, life.age_s(now_s), life.numerics, most_tokens)
+    return msgspec.msgpack.encode(saved)
 
 
 def read_order(data: bytes) -> SavedOrder:

@@ -12,7 +12,7 @@ from headrace.serving.explanation import Explanation
 from headrace.serving.model_text import ModelText
 from headrace.serving.preparation import Prepared
 from headrace.serving.voice import Voice
-from headrace.streams.record import Ending, Failure, Usage
+from headrace.streams.record import Ending, Failure, Record, Usage
 from headrace.streams.stream import Stream
 
 
@@ -105,12 +105,21 @@ class Life:
         self.attempts += 1
         self.replica = replica
         self.tried.add(replica)
-        self.stream.fingerprint = card.fingerprint
+        self.stream.bind(card.fingerprint)
         self.numerics = numerics_of(card)
         self.stages.enter(Stage.TRANSFER, now_s)
         self.submitted_s = now_s
         if self.attempts == 1:
             self._before_s = sum(self.stages.seconds.values()) - now_s
+
+    def revive(self, records: Sequence[Record], numerics: str, age_s: float, now_s: float) -> None:
+        """It has said this in an earlier life, and no worker is known to have it."""
+        self.attempts = 1
+        self.numerics = numerics
+        self._before_s = age_s - now_s
+        for record in records:
+            for part in record.parts:
+                self.voices[part.choice].recall(part)
 
     def admitted(self) -> "asyncio.Future[None]":
         """Done when a worker has accepted every choice; raises what one was refused for."""

@@ -7,15 +7,15 @@ and in its order, whoever says it. What goes wrong with one life ends that one: 
 import asyncio
 import itertools
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import numpy as np
 
 from headrace.core.errors import HeadraceError, Refused, Unreachable, WorkerKilled
 from headrace.core.event import Counter, Outcome
-from headrace.core.messages import End, Frame, GrammarText, Refusal, ScoreTable, SubmitPart, WorkerState
+from headrace.core.messages import AttachPart, End, Frame, GrammarText, Refusal, ScoreTable, SubmitPart, WorkerState
 from headrace.core.ports import Clock
 from headrace.core.request import Request
 from headrace.serving.failures import WORKER_KILLED, WORKER_LOST, error_of, failure_of, failure_of_end
@@ -55,10 +55,22 @@ class Rescue(Protocol):
         """Place what can be placed."""
 
 
+class Seeker(Protocol):
+    """Who finds the workers of lives that another gateway had: `serving.revival`."""
+
+    def refused(self, voice: Voice) -> bool:
+        """A worker does not have it. Whether another is asked."""
+
+    def found(self, voice: Voice) -> None:
+        """A worker has it."""
+
+
 class Lives:
-    """`rescue` is told here once it is there. `detokenise_s` makes the last step of every stream late."""
+    """`rescue` is told here once it is there. What is said within one `held` goes to the journal together.
+    `detokenise_s` makes the last step of every stream late."""
 
     rescue: Rescue
+    revival: Seeker | None = None
 
     def __init__(self, clock: Clock, *, detokenise_s: float = 0.0) -> None:
         self._clock = clock
@@ -67,6 +79,7 @@ class Lives:
         self._voices: dict[int, Voice] = {}
         # Whose worker has left them in the frame that is being taken.
         self._displaced: list[Voice] = []
+        self.held: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def num_voices(self) -> int:
@@ -88,6 +101,21 @@ class Lives:
                     voice.abort()
                 self._voices[key] = voice
                 voice.submitted(replica, key, now_s)
+
+    def attach(self, replica: ReplicaEnd, voice: Voice) -> None:
+        """Ask a worker for what it has of it, from the first token on that was not heard. Raises Unreachable; then the
+        voice is as it was."""
+        key, life = next(self._keys), voice.life
+        replica.attach(AttachPart(key, life.caller.tenant, life.stream.id, voice.number, len(voice.heard)))
+        self._voices[key] = voice
+        voice.attached(replica, key, self._clock.now_s())
+
+    def abandon(self, life: Life) -> None:
+        """Another gateway speaks for it: what its workers say of it here is not for us any more."""
+        self.rescue.forget(life)
+        for voice in life.voices:
+            self._voices.pop(voice.key, None)
+            voice.key = -1
 
     def drop(self, life: Life) -> None:
         """Abort whatever of a life is with a worker, and forget its keys."""
@@ -113,22 +141,30 @@ class Lives:
     def fail(self, life: Life, failure: Failure) -> None:
         """End a stream here and now, unless it has ended."""
         self.drop(life)
-        if not life.stream.is_ended:
+        if not life.stream.is_closed:
             life.tell_end(self._clock.now_s(), failure)
 
     def take(self, replica: str, frame: Frame) -> None:
+        with self.held():
+            self._take(frame)
+
+    def _take(self, frame: Frame) -> None:
         now_s = self._clock.now_s()
         voices = self._voices
         for key in frame.accepted:
             if (accepted := voices.get(key)) is not None:
                 accepted.is_accepted = True
                 accepted.life.accept()
+                if accepted.is_attached and self.revival is not None:
+                    self.revival.found(accepted)
         for refusal in frame.refused:
             self._refuse(refusal)
         if frame.scores is not None:
             self._hand_out(frame.scores)
         ended = {end.key for end in frame.ended}
         said: dict[Life, list[Part]] = {}
+        # A worker that is attached to says several tokens of a voice at once: they are told as one.
+        telling: dict[Voice, None] = {}
         for key, index, token in frame.rows() if frame.keys else ():
             voice = voices.get(key)
             if voice is None or voice.is_stopped:
@@ -146,14 +182,20 @@ class Lives:
                     if key not in ended:
                         voice.abort()
                 if is_telling and key not in ended:
-                    life = voice.life
-                    if life in said:
-                        said[life].append(voice.tell())
-                    else:
-                        said[life] = [voice.tell()]
+                    telling[voice] = None
             except Exception:
                 log.exception("a token of request %s could not be told", voice.life.stream.id)
                 self._break(voice.life)
+        for voice in telling:
+            life = voice.life
+            try:
+                if life in said:
+                    said[life].append(voice.tell())
+                else:
+                    said[life] = [voice.tell()]
+            except Exception:
+                log.exception("a token of request %s could not be told", life.stream.id)
+                self._break(life)
         if ended:
             self._take_ends(frame, said, now_s)
         else:
@@ -167,6 +209,10 @@ class Lives:
         self.rescue.heard()
 
     def lost(self, replica: str, keys: Sequence[int]) -> None:
+        with self.held():
+            self._take_lost(replica, keys)
+
+    def _take_lost(self, replica: str, keys: Sequence[int]) -> None:
         found = [voice for key in keys if (voice := self._voices.pop(key, None)) is not None]
         for voice in found:
             voice.key = -1
@@ -199,7 +245,7 @@ class Lives:
 
     def _tell(self, said: dict[Life, list[Part]], step: int, now_s: float) -> None:
         for life, parts in said.items():
-            if life.stream.is_ended:  # it broke in this frame
+            if life.stream.is_closed:  # it broke in this frame
                 continue
             try:
                 usage = life.usage() if life.counts else None
@@ -225,7 +271,7 @@ class Lives:
             self.fail(life, INTERNAL)
         except Exception:
             log.exception("request %s could not be ended as it should", life.stream.id)
-            if not life.stream.is_ended:
+            if not life.stream.is_closed:
                 life.stream.end(Ending(Usage(), INTERNAL))
 
     def _take_ends(self, frame: Frame, said: dict[Life, list[Part]], now_s: float) -> None:
@@ -236,6 +282,8 @@ class Lives:
             if voice is None:
                 continue
             life = voice.life
+            if voice.is_attached:
+                voice.num_replayed = end.counters.replayed
             if not voice.is_stopped and _is_cut_off(voice, end):
                 voice.key = -1
                 self._displaced.append(voice)
@@ -256,7 +304,7 @@ class Lives:
             self._finish(life, failure, now_s)
 
     def _finish(self, life: Life, how: End | Failure, now_s: float) -> None:
-        if life.stream.is_ended:
+        if life.stream.is_closed:
             return
         with self.guard(life):
             if isinstance(how, End):
@@ -284,7 +332,7 @@ class Lives:
             self._tell_end(life)
 
     def _tell_end(self, life: Life) -> None:
-        if not life.stream.is_ended:
+        if not life.stream.is_closed:
             life.tell_end(self._clock.now_s())
 
     def _refuse(self, refusal: Refusal) -> None:
@@ -296,7 +344,7 @@ class Lives:
             voice.key = -1
         life = voices[0].life
         if refusal.code == _NOT_ATTACHABLE:
-            self._displaced += voices
+            self._displaced += [voice for voice in voices if self.revival is None or not self.revival.refused(voice)]
             return
         with self.guard(life):
             error = error_of(refusal)
@@ -310,10 +358,16 @@ class Lives:
         if not life.refuse(error):
             self.fail(life, failure_of(error))
 
+    def lose(self, life: Life, voices: list[Voice]) -> None:
+        """No worker has these any more, be it that they were there or were never found."""
+        with self.held():
+            self._lose(life, voices)
+        self.rescue.look()
+
     def _lose(self, life: Life, voices: list[Voice], *, after_s: float = 0.0) -> None:
         """Voices that have no worker any more: those that could say nothing more end, the others go on elsewhere."""
         now_s = self._clock.now_s()
-        if life.stream.is_ended or life.refuse(Unreachable(WORKER_LOST)):
+        if life.stream.is_closed or life.refuse(Unreachable(WORKER_LOST)):
             return
         said: dict[Life, list[Part]] = {}
         cut_off = []

@@ -13,15 +13,26 @@ from headrace.streams.stream import Stream
 
 
 class Scribe:
-    """`birth` says of a stream what its first entry must hold; `lost` is told of streams that are another's now."""
+    """`lost` is told of streams that are another's now."""
 
-    def __init__(self, journal: Journal, birth: Callable[[Stream], Birth], lost: Callable[[Stream], None]) -> None:
+    def __init__(self, journal: Journal, lost: Callable[[Stream], None]) -> None:
         self._journal = journal
-        self._birth = birth
         self._lost = lost
+        # Of streams that have said nothing yet: what their first entry must hold.
+        self._births: dict[Stream, Callable[[], Birth]] = {}
         self._entries: list[Entry] = []
         self._streams: list[Stream] = []
         self._is_held = False
+
+    def follow(self, stream: Stream, birth: Callable[[], Birth] | None = None) -> None:
+        """Write down what it says from now on. `birth` is asked with its first record; one that goes on has none."""
+        stream.keeper = self._write
+        if birth is not None:
+            self._births[stream] = birth
+
+    def forget(self, stream: Stream) -> None:
+        """It said nothing, and never will."""
+        self._births.pop(stream, None)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -33,13 +44,9 @@ class Scribe:
             self._is_held = False
             self._flush()
 
-    def write(self, stream: Stream, record: Record) -> None:
-        """Keeps it, then publishes it: at once or later, but in order."""
-        birth = None
-        if not stream.is_born:
-            stream.is_born = True
-            birth = self._birth(stream)
-        self._entries.append(Entry(stream.tenant, stream.id, record, birth))
+    def _write(self, stream: Stream, record: Record) -> None:
+        birth = self._births.pop(stream, None)
+        self._entries.append(Entry(stream.tenant, stream.id, record, None if birth is None else birth()))
         self._streams.append(stream)
         if not self._is_held:
             self._flush()

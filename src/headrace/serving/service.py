@@ -5,10 +5,12 @@ say comes in as frames (`core.ports.FrameSink`). Use from one event loop.
 """
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -18,6 +20,7 @@ from headrace.core.messages import WorkerState
 from headrace.core.ports import Clock, FrameSink
 from headrace.core.stages import Stage, StageClock
 from headrace.serving.ask import Ask
+from headrace.serving.birth import save_order
 from headrace.serving.explanation import Explanation, Explanations
 from headrace.serving.injection import LateSink
 from headrace.serving.life import Life
@@ -28,11 +31,26 @@ from headrace.serving.placement import Placement
 from headrace.serving.preparation import encode_prompt, prepare
 from headrace.serving.recovery import Recovery
 from headrace.serving.replica_table import ReplicaEnd, ReplicaTable
-from headrace.streams.record import Failure
+from headrace.serving.revival import Revival
+from headrace.serving.scribe import Scribe
+from headrace.streams.journal import Birth, Journal, Kept
+from headrace.streams.record import Dialect, Failure
 from headrace.streams.stream import Stream
 
+log = logging.getLogger("headrace.serving")
+
+MOVED = Failure("stream_moved", "Another gateway goes on with this stream: read it there.", 503)
 # As others say that a client closed the request.
 CANCELLED = 499
+
+
+class Dialects(Protocol):
+    """How the faces' ways to word streams go into a journal and come back."""
+
+    def encode(self, dialect: Dialect) -> bytes: ...
+
+    def decode(self, data: bytes) -> Dialect:
+        """Raises InvalidInput."""
 
 
 class ModelCard(Struct, frozen=True):
@@ -66,6 +84,8 @@ class Service:
         inject: Mapping[str, float] | None = None,
         on_finished: Callable[[Explanation], None] | None = None,
         seeds: Callable[[], int] = lambda: secrets.randbits(63),
+        journal: Journal | None = None,
+        dialects: Dialects | None = None,
     ) -> None:
         self._models = {model.name: model for model in models}
         self._aliases = {alias: model.name for model in models for alias in model.aliases}
@@ -81,6 +101,12 @@ class Service:
         self.replicas = replicas(LateSink(self._lives, transfer_s) if transfer_s > 0.0 else self._lives)
         self._placement = Placement(self._lives, self.replicas, clock, secret or secrets.token_bytes(32))
         self._recovery = Recovery(self._lives, self._placement, clock)
+        self._dialects = dialects
+        self._scribe: Scribe | None = None
+        if journal is not None and dialects is not None:
+            self._scribe = Scribe(journal, self._abandon)
+            self._lives.held = self._scribe.held
+            self._revival = Revival(self._lives, self.replicas, self._models, dialects.decode, clock, wall_s)
 
     @property
     def num_open(self) -> int:
@@ -134,13 +160,60 @@ class Service:
         stream = Stream(order.request_id, caller.tenant, order.dialect, model=model.name, created_s=self._wall_s())
         life = Life(stream, caller, stages, model, counts=order.counts)
         life.prepare(prepared)
+        if order.streamed and not caller.no_log:
+            self._follow(life)
         try:
             await self._placement.place(life)
         except BaseException:
             life.voices.clear()  # as in `finished`
+            if self._scribe is not None:
+                self._scribe.forget(stream)
             raise
         self._open[stream] = life
         return stream
+
+    def revive(self, kept: Kept) -> Stream | None:
+        """Speak for a stream that another life of this gateway, or another gateway, kept; None where that cannot be.
+        If it has not ended it goes on, and who put it up says `finished` when it has."""
+        assert self._scribe is not None, "what revives streams has a journal"
+        try:
+            stream = self._revival.stream(kept)
+            if stream.is_ended:
+                return stream
+            life = self._revival.life(kept, stream)
+        except HeadraceError as error:
+            log.warning("stream %s of the journal cannot be read: %s", kept.birth.stream, error.message)
+            return None
+        self._scribe.follow(stream)
+        self._open[stream] = life
+        with self._lives.guard(life):
+            self._revival.adopt(life)
+        return stream
+
+    def _follow(self, life: Life) -> None:
+        if self._scribe is None or self._dialects is None:
+            return
+        encode, stream, clock = self._dialects.encode, life.stream, self._clock
+
+        def birth() -> Birth:
+            return Birth(
+                stream.id,
+                stream.tenant,
+                stream.model,
+                stream.fingerprint,
+                stream.created_s,
+                save_order(life, clock.now_s()),
+                encode(stream.dialect),
+            )
+
+        self._scribe.follow(stream, birth)
+
+    def _abandon(self, stream: Stream) -> None:
+        """Another gateway has taken it over: whoever reads it here is to ask again."""
+        life = self._open.get(stream)
+        if life is not None:
+            self._lives.abandon(life)
+        stream.abandon(MOVED)
 
     def cancel(self, stream: Stream, why: str) -> None:
         """At once: every choice is aborted and the stream ends, if it had not, with a failure of this code."""
@@ -159,12 +232,13 @@ class Service:
         for voice in life.live if life is not None else ():
             voice.resume()
 
-    def finished(self, stream: Stream, stages: StageClock) -> None:
-        """The face is done with the stream and has closed its clock. What was not over is cancelled."""
+    def finished(self, stream: Stream, stages: StageClock | None = None) -> None:
+        """The face is done with the stream and has closed its clock; one that was revived has no other than its own.
+        What was not over is cancelled."""
         life = self._open.get(stream)
         if life is None:
             return
-        seconds = dict(stages.seconds)
+        seconds = life.stages.close(self._clock.now_s()) if stages is None else dict(stages.seconds)
         self.cancel(stream, "disconnected")
         del self._open[stream]
         explanation = life.explain(seconds)

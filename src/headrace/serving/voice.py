@@ -8,6 +8,7 @@ import secrets
 import string
 from typing import TYPE_CHECKING
 
+from headrace.core.errors import HeadraceError
 from headrace.core.messages import End
 from headrace.serving.choice import Choice
 from headrace.serving.preparation import Prepared
@@ -49,6 +50,7 @@ class Voice:
         "first_s",
         "heard",
         "is_accepted",
+        "is_attached",
         "is_paused",
         "is_stopped",
         "key",
@@ -84,6 +86,8 @@ class Voice:
         self.num_cached = 0
         self.submitted_s = 0.0
         self.is_accepted = False
+        # Its worker got it from another gateway, so how much was replayed there is known at its end.
+        self.is_attached = False
         self.key = -1
         self.replica: ReplicaEnd | None = None
         self.end: End | None = None
@@ -163,13 +167,15 @@ class Voice:
         self._num_told = index + len(ids)
         self._num_chars = offset + len(text)
         if self._is_plain:
-            return Part(self.number, ids, text, finish=finish, index=index, offset=offset)
+            cached = self.num_cached if index == 0 else 0
+            return Part(self.number, ids, text, finish=finish, index=index, offset=offset, cached=cached)
         if self.prepared.ask.score_only:
             ids = ()
         scores, calls = tuple(self._scores), join_calls(self._call_deltas)
         self._scores.clear()
         self._call_deltas.clear()
-        return Part(self.number, ids, text, scores, calls, finish, index, offset)
+        cached = self.num_cached if index == 0 else 0
+        return Part(self.number, ids, text, scores, calls, finish, index, offset, cached=cached)
 
     def tell_prompt(self) -> Part | None:
         """Once, before anything else, where it was asked for."""
@@ -203,7 +209,8 @@ class Voice:
     def abort(self) -> None:
         """Its worker need not go on. Tokens past those that count are overrun there."""
         if self.replica is not None:
-            self.replica.abort(self.key, max(0, self.used_tokens - self.num_replayed))
+            used_tokens = None if self.is_attached else max(0, self.used_tokens - self.num_replayed)
+            self.replica.abort(self.key, used_tokens)
 
     def submitted(self, replica: ReplicaEnd, key: int, now_s: float) -> None:
         """It is with a worker now, which is to treat it as the one before did."""
@@ -212,8 +219,32 @@ class Voice:
         self.num_replayed = len(self.heard)
         self.submitted_s = now_s
         self.is_accepted = False
+        self.is_attached = False
         if self.is_paused:
             replica.pause(key)
+
+    def attached(self, replica: ReplicaEnd, key: int, now_s: float) -> None:
+        """As `submitted`, to a worker that has had it from before."""
+        self.submitted(replica, key, now_s)
+        self.num_replayed = 0
+        self.is_attached = True
+
+    def recall(self, part: Part) -> None:
+        """It said this in an earlier life: be as after that. HeadraceError where it would have said something else."""
+        if part.is_prompt:
+            self._wants_prompt = False
+            self._num_chars += len(part.text)
+            return
+        for token in part.ids:
+            self.hear(token)
+        if not part.index:
+            self.num_cached = part.cached
+        told = self.tell(part.finish)
+        if part.finish is not None:
+            self.finish = part.finish
+            self.life.left -= 1
+        elif told.text != part.text:
+            raise HeadraceError("the ids of a stream do not give the text that it has said")
 
     def pause(self) -> None:
         self.is_paused = True

@@ -49,6 +49,7 @@ class _Part(Struct, array_like=True, frozen=True):
     scores: tuple[_Score, ...] = ()
     calls: tuple[_Call, ...] = ()
     is_prompt: bool = False
+    cached: int = 0
 
 
 class _Usage(Struct, array_like=True, frozen=True):
@@ -208,14 +209,14 @@ def _record_tuple(record: Record) -> tuple[object, ...]:
 
 def _part_tuple(part: Part) -> tuple[object, ...]:
     plain = (part.choice, part.ids, part.text, part.index, part.offset)
-    if part.finish is None and not (part.scores or part.calls or part.is_prompt):
+    if part.finish is None and not (part.scores or part.calls or part.is_prompt or part.cached):
         return plain
     scores = [
         (score.id, score.data, score.logprob, [(top.id, top.data, top.logprob) for top in score.top])
         for score in part.scores
     ]
     calls = [(call.index, call.id, call.name, call.arguments, call.broken_text) for call in part.calls]
-    return (*plain, part.finish, scores, calls, part.is_prompt)
+    return (*plain, part.finish, scores, calls, part.is_prompt, part.cached)
 
 
 def _usage_tuple(usage: Usage) -> tuple[int, ...]:
@@ -270,6 +271,7 @@ def _part(part: _Part) -> Part:
         part.index,
         part.offset,
         part.is_prompt,
+        part.cached,
     )
 
 

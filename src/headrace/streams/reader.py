@@ -11,13 +11,15 @@ from headrace.streams.stream import Stream
 class Reader:
     """Begins behind record `after`. Many may read one stream, each at its own pace."""
 
-    __slots__ = ("_stream", "cursor")
+    __slots__ = ("_stream", "cursor", "is_held")
 
     def __init__(self, stream: Stream, after: int = 0) -> None:
         if not 0 <= after <= len(stream.records):
-            raise InvalidInput(f"the stream has no record {after} yet", param="after")
+            raise InvalidInput(f"This stream has no frame {after} yet.", param="after")
         self._stream = stream
         self.cursor = after
+        # Whoever it reads for lets it wait, however little is unread.
+        self.is_held = False
 
     @property
     def is_done(self) -> bool:
@@ -30,9 +32,10 @@ class Reader:
         stream = self._stream
         return stream.text_bytes - stream.bytes_until(self.cursor)
 
-    def take(self) -> list[Record]:
-        """All there is behind the cursor, which moves past it; may be nothing."""
-        found = self._stream.records[self.cursor :]
+    def take(self, most: int | None = None) -> list[Record]:
+        """What there is behind the cursor, all or the first `most`; the cursor moves past it. May be nothing."""
+        cursor = self.cursor
+        found = self._stream.records[cursor : None if most is None else cursor + most]
         self.cursor += len(found)
         return found
 
@@ -101,6 +104,7 @@ def _join(parts: Sequence[Part]) -> Part:
         parts[0].index,
         parts[0].offset,
         parts[0].is_prompt,
+        parts[0].cached,
     )
 
 

@@ -55,6 +55,8 @@ class Part(Struct, frozen=True, gc=False):
     index: int = 0
     offset: int = 0
     is_prompt: bool = False
+    # Prompt tokens that did not have to be computed: in the first part of a choice.
+    cached: int = 0
 
 
 class Usage(Struct, frozen=True, gc=False):
@@ -104,6 +106,9 @@ class Record(Struct, frozen=True, gc=False):
 
 class Dialect(Protocol):
     """How a face words a stream. Pure: the same record gives the same bytes, whoever reads it and when."""
+
+    def bound(self, created_s: float, fingerprint: str) -> "Dialect":
+        """The same for a stream of which this is known now: when it began, and whose numerics speak."""
 
     def frame(self, record: Record) -> bytes:
         """As it goes over the wire, with the record's number where the protocol has a place for it."""

@@ -41,6 +41,9 @@ JSON = {**AUTH, "content-type": "application/json"}
 class PlainDialect:
     """`id: 3`, the text, and at the end `[DONE]`."""
 
+    def bound(self, created_s: float, fingerprint: str) -> "PlainDialect":
+        return self
+
     def frame(self, record: Record) -> bytes:
         text = "".join(part.text for part in record.parts)
         lines = [b"id: %d\ndata: %s\n\n" % (record.number, msgspec.json.encode(text))] if record.parts else []

@@ -24,7 +24,7 @@ def test_only_these_are_public() -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("path", sorted({route.path for route in ROUTES}))
 def test_without_a_key_every_route_and_method_is_refused(path: str, method: str) -> None:
-    real = path.replace("{request_id}", "known").replace("{model:path}", "tiny").replace("{id:path}", "tiny")
+    real = path.replace("{request_id}", "known").replace("{stream_id}", "known").replace("{model:path}", "tiny")
     assert "{" not in real
     answer = ask(gateway(), method, real, NO_KEY)
     known = {route.method for route in ROUTES if route.path == path}

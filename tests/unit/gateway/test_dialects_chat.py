@@ -271,8 +271,8 @@ def test_a_tier_is_told_where_it_was_asked_for() -> None:
     assert "service_tier" not in whole(dialect(), HELLO)
 
 
-def test_rebound_changes_the_heading_and_nothing_else() -> None:
-    found = dialect(2, usage=True).rebound(msgspec.structs.replace(HEADING, fingerprint="fp_2"))
-    assert found.heading.fingerprint == "fp_2"
+def test_who_speaks_since_when_is_told_and_nothing_else_changes() -> None:
+    found = dialect(2, usage=True).bound(7.9, "fp_2")
+    assert (found.heading.created, found.heading.fingerprint) == (7, "fp_2")
     told = chunks(found, records_of([Part(0, (1,), "a", finish="stop"), Part(1, finish="stop")]))
     assert told[0]["system_fingerprint"] == "fp_2" and len(told[0]["choices"]) == 2 and told[0]["usage"] is None

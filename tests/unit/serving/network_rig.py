@@ -67,6 +67,9 @@ def requests_of(parts: Sequence[SubmitPart]) -> list[Request]:
 
 
 class PlainDialect:
+    def bound(self, created_s: float, fingerprint: str) -> "PlainDialect":
+        return self
+
     def frame(self, record: Record) -> bytes:
         return b""
 

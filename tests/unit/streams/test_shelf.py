@@ -16,6 +16,9 @@ pytestmark = pytest.mark.unit
 
 
 class PlainDialect:
+    def bound(self, created_s: float, fingerprint: str) -> "PlainDialect":
+        return self
+
     def frame(self, record: Record) -> bytes:
         return b""
 

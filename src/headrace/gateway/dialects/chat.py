@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from headrace.gateway.dialects.envelope import Envelope, Heading, Wants, encode_json, encode_text, usage_reply
 from headrace.gateway.dialects.logprobs import chat_logprobs, prompt_logprobs
@@ -34,16 +35,16 @@ class ChatDialect:
 
     def __init__(self, heading: Heading, wants: Wants, num_choices: int) -> None:
         self.heading = heading
-        self._wants = wants
-        self._num_choices = num_choices
+        self.wants = wants
+        self.num_choices = num_choices
         self._envelope = Envelope(heading, "chat.completion.chunk", wants)
         self._plain_head = self._envelope.head + b'{"index":'
         self._plain_tail = _PLAIN_END + self._envelope.tail
         self._is_plain = wants.is_plain
 
-    def rebound(self, heading: Heading) -> "ChatDialect":
-        """The same under another heading."""
-        return ChatDialect(heading, self._wants, self._num_choices)
+    def bound(self, created_s: float, fingerprint: str) -> "ChatDialect":
+        heading = replace(self.heading, created=int(created_s), fingerprint=fingerprint)
+        return ChatDialect(heading, self.wants, self.num_choices)
 
     def frame(self, record: Record) -> bytes:
         parts = record.parts
@@ -65,8 +66,8 @@ class ChatDialect:
 
     def reply(self, records: Sequence[Record]) -> ChatReply:
         """The whole body, from all records of a stream that ended well."""
-        heading, wants = self.heading, self._wants
-        said: list[list[Part]] = [[] for _ in range(self._num_choices)]
+        heading, wants = self.heading, self.wants
+        said: list[list[Part]] = [[] for _ in range(self.num_choices)]
         prompt: list[Part] = []
         usage = Usage()
         for record in records:
@@ -97,21 +98,21 @@ class ChatDialect:
         if record.is_opening and (record.parts or record.ending is None):
             choices = [
                 self._chunk_choice(by_choice.get(index, Part(index)), is_first=True)
-                for index in range(self._num_choices)
+                for index in range(self.num_choices)
             ]
         else:
             choices = [self._chunk_choice(part, is_first=False) for part in by_choice.values() if self._speaks(part)]
         if not choices:
             return b""
         extra = b""
-        if self._wants.token_ids:
+        if self.wants.token_ids:
             ids = [token for part in record.parts if part.is_prompt and part.choice == 0 for token in part.ids]
             extra = b',"prompt_token_ids":' + encode_json(ids) if ids else b""
         return self._envelope.chunk(record, b",".join(map(encode_json, choices)), extra)
 
     def _speaks(self, part: Part) -> bool:
         """It has something that this client is told."""
-        wants = self._wants
+        wants = self.wants
         return bool(
             part.text
             or part.finish is not None
@@ -121,7 +122,7 @@ class ChatDialect:
         )
 
     def _chunk_choice(self, part: Part, *, is_first: bool) -> ChatChunkChoice:
-        wants = self._wants
+        wants = self.wants
         calls, function_call = self._call_chunks(part.calls)
         content: str | UnsetType | None = part.text or UNSET
         if is_first:
@@ -142,7 +143,7 @@ class ChatDialect:
         told = [call for call in calls if call.name or call.arguments]
         if not told:
             return UNSET, UNSET
-        if not self._wants.legacy_calls:
+        if not self.wants.legacy_calls:
             return [_call_chunk(call) for call in told], UNSET
         # The old form has one call and no index: what is beyond the first is not told.
         first = [call for call in told if call.index == 0]
@@ -155,10 +156,10 @@ class ChatDialect:
         """A choice that failed has no reason of its own: the stream's error follows."""
         if finish == "error":
             return None
-        return "function_call" if finish == "tool_calls" and self._wants.legacy_calls else finish
+        return "function_call" if finish == "tool_calls" and self.wants.legacy_calls else finish
 
     def _choice(self, index: int, parts: Sequence[Part]) -> ChatChoice:
-        wants = self._wants
+        wants = self.wants
         finish = next((part.finish for part in reversed(parts) if part.finish is not None), "error")
         if finish == "error":
             raise StreamFailed(Failure("internal_error", "A choice of this request failed."))

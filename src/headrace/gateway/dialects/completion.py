@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from headrace.gateway.dialects.envelope import Envelope, Heading, Wants, encode_json, encode_text, usage_reply
 from headrace.gateway.dialects.logprobs import CompletionScores, prompt_logprobs
@@ -20,16 +21,16 @@ _PLAIN_END = b',"logprobs":null,"finish_reason":null}'
 class CompletionDialect:
     def __init__(self, heading: Heading, wants: Wants, num_choices: int) -> None:
         self.heading = heading
-        self._wants = wants
-        self._num_choices = num_choices
+        self.wants = wants
+        self.num_choices = num_choices
         self._envelope = Envelope(heading, "text_completion", wants)
         self._plain_head = self._envelope.head + b'{"index":'
         self._plain_tail = _PLAIN_END + self._envelope.tail
         self._is_plain = wants.is_plain
 
-    def rebound(self, heading: Heading) -> "CompletionDialect":
-        """The same under another heading."""
-        return CompletionDialect(heading, self._wants, self._num_choices)
+    def bound(self, created_s: float, fingerprint: str) -> "CompletionDialect":
+        heading = replace(self.heading, created=int(created_s), fingerprint=fingerprint)
+        return CompletionDialect(heading, self.wants, self.num_choices)
 
     def frame(self, record: Record) -> bytes:
         parts = record.parts
@@ -51,7 +52,7 @@ class CompletionDialect:
 
     def reply(self, records: Sequence[Record]) -> CompletionReply:
         """The whole body, from all records of a stream that ended well."""
-        said: list[list[Part]] = [[] for _ in range(self._num_choices)]
+        said: list[list[Part]] = [[] for _ in range(self.num_choices)]
         usage = Usage()
         for record in records:
             for part in record.parts:
@@ -80,7 +81,7 @@ class CompletionDialect:
 
     def _speaks(self, part: Part) -> bool:
         """It has something that this client is told."""
-        wants = self._wants
+        wants = self.wants
         return bool(
             part.text
             or part.finish is not None
@@ -95,7 +96,7 @@ class CompletionDialect:
         return self._choice(index, parts)
 
     def _choice(self, index: int, parts: Sequence[Part]) -> CompletionChoice:
-        wants = self._wants
+        wants = self.wants
         prompt = [part for part in parts if part.is_prompt]
         spoken = [part for part in parts if not part.is_prompt]
         finish = next((part.finish for part in reversed(parts) if part.finish is not None), None)

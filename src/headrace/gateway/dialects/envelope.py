@@ -13,6 +13,7 @@ from headrace.gateway.schemas.replies import ChunkMetadata, CompletionDetails, P
 from headrace.streams.record import Ending, Record, Usage
 
 DONE = b"data: [DONE]\n\n"
+_DATA = b"\ndata: "
 # Clients that cut text into lines by Unicode's rules would cut an event at these. Each is one UTF-8 sequence, so
 # that replacing bytes cannot touch a part of another character.
 _LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
@@ -105,6 +106,11 @@ class Envelope:
             if ending is None
             else {stage: round(seconds * 1e3, 3) for stage, seconds in ending.stages.items()},
         )
+
+
+def chunk_of(event: bytes) -> bytes:
+    """The JSON of a frame that is one event, for faces that have another place for its number."""
+    return event[event.index(_DATA) + len(_DATA) : -2]
 
 
 def encode_json(value: object) -> bytes:

@@ -3,6 +3,7 @@
 from headrace.gateway.dialects.chat import ChatDialect
 from headrace.gateway.dialects.envelope import Wants
 from headrace.gateway.endpoints.generation import answer, caller_of, heading_of
+from headrace.gateway.endpoints.streams import resume, resumes
 from headrace.gateway.exchange import Exchange
 from headrace.gateway.routes import Access, Route
 from headrace.gateway.schemas.asks import chat_asks
@@ -18,6 +19,8 @@ async def chat(exchange: Exchange, service: Service) -> None:
     """Say the next message of a conversation. With `stream` the reply comes as server-sent events, each with an `id`;
     the last is `[DONE]`. `x-headrace-ttft-target-ms`, `x-headrace-itl-target-ms`, `x-headrace-deadline-ms` and
     `x-headrace-queue-timeout-ms` say what time matters; `x-headrace-metadata: 1` tells more in each chunk."""
+    if resumes(exchange):
+        return await resume(exchange)
     body = await exchange.parse(ChatBody)
     model = service.model(body.model)
     asks = chat_asks(body, caller_of(exchange).tier, read_targets(exchange.headers))

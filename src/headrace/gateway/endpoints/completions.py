@@ -3,6 +3,7 @@
 from headrace.gateway.dialects.completion import CompletionDialect
 from headrace.gateway.dialects.envelope import Wants
 from headrace.gateway.endpoints.generation import answer, caller_of, heading_of
+from headrace.gateway.endpoints.streams import resume, resumes
 from headrace.gateway.exchange import Exchange
 from headrace.gateway.routes import Access, Route
 from headrace.gateway.schemas.asks import completion_asks
@@ -16,6 +17,8 @@ from headrace.serving.service import Service
 async def completions(exchange: Exchange, service: Service) -> None:
     """Continue a text, or several: `prompt` is a text, texts, token ids or lists of them. With `echo` the prompt stands
     before the reply, with `logprobs` scored; `max_tokens` may then be 0. Headers are those of chat completions."""
+    if resumes(exchange):
+        return await resume(exchange)
     body = await exchange.parse(CompletionBody)
     model = service.model(body.model)
     asks = completion_asks(body, caller_of(exchange).tier, read_targets(exchange.headers))

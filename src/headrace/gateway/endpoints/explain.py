@@ -29,6 +29,7 @@ class Explained(Struct, frozen=True):
     recomputed_tokens: int = 0
     overrun_tokens: int = 0
     attempts: int = 1
+    replayed_tokens: int = 0
     error: str | None = None
     object: str = "request.explanation"
 
@@ -52,6 +53,7 @@ async def explain(exchange: Exchange, service: Service) -> None:
             recomputed_tokens=found.recomputed_tokens,
             overrun_tokens=found.overrun_tokens,
             attempts=found.attempts,
+            replayed_tokens=found.replayed_tokens,
             error=found.error,
         )
     )

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-import msgspec
-
 from headrace.core.caller import Caller
 from headrace.core.errors import HeadraceError
 from headrace.gateway.dialects.envelope import Heading
@@ -23,7 +21,7 @@ LARGE_REPLY = 1000
 
 
 class WholeDialect(Protocol):
-    """A dialect that can also say everything at once. `rebound` is the same one under another heading."""
+    """A dialect that can also say everything at once."""
 
     @property
     def heading(self) -> Heading: ...
@@ -32,7 +30,7 @@ class WholeDialect(Protocol):
 
     def reply(self, records: Sequence[Record]) -> object: ...
 
-    def rebound(self, heading: Heading) -> "WholeDialect": ...
+    def bound(self, created_s: float, fingerprint: str) -> "WholeDialect": ...
 
 
 def heading_of(prefix: str, exchange: Exchange, model: str, service_tier: str | None = None) -> Heading:
@@ -55,19 +53,16 @@ def caller_of(exchange: Exchange) -> Caller:
 async def answer(
     exchange: Exchange, service: Service, order: Order, dialect: WholeDialect, body: ChatBody | CompletionBody
 ) -> None:
-    """Open the order and answer with its stream. Who computes it is known once it is open, and nothing of it was read."""
+    """Open the order and answer with its stream."""
     try:
         stream = await service.open(order, caller_of(exchange), exchange.stages)
     except HeadraceError as error:
         error.param = None if error.param is None else blamed(error.param, body)
         raise
-    dialect = dialect.rebound(
-        msgspec.structs.replace(dialect.heading, created=int(stream.created_s), fingerprint=stream.fingerprint)
-    )
-    stream.dialect = dialect
     if order.streamed:
         return await exchange.stream(stream, is_scored=order.asks[0].logprobs is not None)
     records = await exchange.collect(stream)
+    dialect = dialect.bound(stream.created_s, stream.fingerprint)
     if _num_told(order, stream) <= LARGE_REPLY:
         await exchange.reply(dialect.reply(records))
     else:

@@ -1,0 +1,230 @@
+"""One stream to one reader that moves a window. Owns when its frames are said, and how long this reader may keep it
+waiting: by its window, or by not reading. How a frame is worded is its face's matter (`Wording`).
+
+Every record that says something is a frame of its own, whenever it is read: what a client hears does not depend on
+time. What becomes of the stream when readers leave, or when all of them wait, is the audience's matter.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from headrace.core.errors import InvalidInput
+from headrace.core.stages import Stage, StageClock
+from headrace.gateway.context import Context
+from headrace.gateway.errors import failure_of
+from headrace.gateway.peer import Peer
+from headrace.gateway.sender import LARGE_FRAME, UNREAD
+from headrace.gateway.websocket.window import Window
+from headrace.streams.audience import Audience
+from headrace.streams.record import Failure, Record
+
+MAX_FRAMES_PER_WRITE = 64
+# How long a reader takes nothing before its sequences may be paused for it: a pause gives up the slot.
+HELD_S = 1.0
+CANCELLED = Failure("cancelled", "The stream was cancelled.", 499)
+
+
+class Line(Protocol):
+    """The connection, as one of its streams sees it."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    @property
+    def is_writable(self) -> bool: ...
+
+    def say(self, *messages: bytes) -> None: ...
+
+
+class Wording(Protocol):
+    """A stream in the words of a face. Pure: the same records give the same bytes, whoever reads them and when."""
+
+    def frames(self, records: Sequence[Record]) -> list[tuple[int, bytes]]:
+        """Each record that says something, with its number. The ending is not among them."""
+
+    def end(self, record: Record, failure: Failure | None = None) -> bytes:
+        """Of the ending, or of a reader that is broken off by `failure` behind this record."""
+
+
+class Feed:
+    """`is_opening`: the stream is this request's, and ends if it cannot be worded. `is_scored`: frames may be large."""
+
+    __slots__ = (
+        "_audience", "_behind_s", "_context", "_cursor", "_failure", "_is_opening", "_is_scored", "_line",
+        "_peer", "_reader", "_stages", "_stream", "_stuck_s", "_window", "_wording", "first_s", "last_s",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        audience: Audience,
+        stages: StageClock,
+        context: Context,
+        peer: Peer,
+        line: Line,
+        wording: Wording,
+        *,
+        window: int | None,
+        after: int = 0,
+        is_opening: bool = False,
+        is_scored: bool = True,
+    ) -> None:
+        self._audience = audience
+        self._stream = audience.stream
+        self._stages = stages
+        self._context = context
+        self._peer = peer
+        self._line = line
+        self._is_opening = is_opening
+        self._is_scored = is_scored
+        self._reader = audience.enter(after)
+        self._window = Window(window, after)
+        self._wording = wording
+        self._failure: Failure | None = None
+        # Since when nothing could be said that there was to say, and from where on.
+        self._stuck_s: float | None = None
+        self._cursor = after
+        self._behind_s: float | None = None
+        # When the first and the last frame was given to the connection.
+        self.first_s: float | None = None
+        self.last_s: float | None = None
+
+    async def run(self) -> None:
+        """Until the end was said, or nobody is there to hear it."""
+        self._context.pulse.add(self)
+        try:
+            await self._pump()
+        except Exception as error:
+            if self._is_opening:
+                self._audience.cancel("internal_error")
+            self._break_off(failure_of(error))
+            raise
+        finally:
+            self._context.pulse.discard(self)
+            gone_s = self._peer.gone_s
+            self._audience.leave(self._reader, self._context.clock.now_s() if gone_s is None else gone_s)
+
+    def ack(self, number: int) -> None:
+        """InvalidInput where that frame was not said yet."""
+        if not self._window.ack(number):
+            raise InvalidInput(f"frame {number} was not sent yet", param="seq")
+        self._peer.wake()
+
+    def resize(self, size: int | None) -> None:
+        self._window.size = size
+        self._peer.wake()
+
+    def wake(self) -> None:
+        """The connection takes more."""
+        self._peer.wake()
+
+    def cancel(self) -> None:
+        """The client wants no more of it, and nobody else gets more of it."""
+        self._audience.cancel(CANCELLED.code)
+        self._fail(CANCELLED)
+
+    def fail(self, failure: Failure) -> None:
+        """The stream ends for everybody, and here with this, unless it has ended well and the rest is being said."""
+        ending = self._stream.ending
+        if ending is None or ending.failure is not None or not self._room():
+            self._audience.cancel(failure.code)
+            self._fail(failure)
+
+    def tick(self, now_s: float) -> None:
+        """The bounds on what was not taken; called while `run` waits."""
+        if self._failure is None and (self._is_stuck_too_long(now_s) or self._is_behind_too_long(now_s)):
+            self._fail(UNREAD)
+            self._audience.expel(self._reader, UNREAD.code, now_s)
+
+    async def _pump(self) -> None:
+        reader, peer, stream = self._reader, self._peer, self._stream
+        if self._reader.is_done:
+            return self._line.say(self._wording.end(stream.records[-1]))
+        while peer.gone_s is None:
+            if self._failure is not None:
+                return self._break_off(self._failure)
+            room = self._room()
+            records = reader.take(room) if room else []
+            if records:
+                await self._say(records)
+                if reader.is_done:
+                    return
+            else:
+                await peer.wait(stream, ending=not room)
+
+    def _room(self) -> int:
+        """Records that may be said now. The ending is no frame, and needs no room in the window."""
+        if not self._line.is_writable:
+            return 0
+        stream = self._stream
+        if stream.is_ended and self._reader.cursor == len(stream.records) - 1:
+            return 1
+        return self._window.room(MAX_FRAMES_PER_WRITE)
+
+    async def _say(self, records: Sequence[Record]) -> None:
+        if self._is_scored and _num_scores(records) > LARGE_FRAME:
+            frames = await self._context.beside(self._wording.frames, records)
+        else:
+            frames = self._wording.frames(records)
+        messages = []
+        for number, frame in frames:
+            self._window.send(number)
+            messages.append(frame)
+        if records[-1].ending is not None:
+            self._stages.enter(Stage.CLIENT, self._context.clock.now_s())
+            await self._context.delay(Stage.CLIENT)
+            messages.append(self._wording.end(records[-1]))
+        self._line.say(*messages)
+        if frames:
+            self.last_s = self._context.clock.now_s()
+            self.first_s = self.first_s or self.last_s
+
+    def _break_off(self, failure: Failure) -> None:
+        """The end for a reader that is cut off here. What it did not hear is left out, so that the end has the number
+        of the last record it was told of: whoever resumes behind that misses nothing."""
+        stream = self._stream
+        if stream.is_ended:  # else others read on, and the time is not the client's yet
+            self._stages.enter(Stage.CLIENT, self._context.clock.now_s())
+        self._line.say(self._wording.end(Record(self._reader.cursor, ending=stream.ending), failure))
+
+    def _fail(self, failure: Failure) -> None:
+        if self._failure is None:
+            self._failure = failure
+            self._peer.wake()
+
+    def _is_stuck_too_long(self, now_s: float) -> bool:
+        """It waits, with something to say, and nothing was taken since. Once it has waited for a while it counts as
+        held, until it has caught up."""
+        reader = self._reader
+        if reader.cursor == len(self._stream.records):
+            self._stuck_s = None
+            reader.is_held = False
+        elif self._stuck_s is None or reader.cursor != self._cursor:
+            self._stuck_s = now_s
+            self._cursor = reader.cursor
+        elif now_s - self._stuck_s >= HELD_S:
+            reader.is_held = True
+            return now_s - self._stuck_s > self._context.config.max_unread_s
+        return False
+
+    def _is_behind_too_long(self, now_s: float) -> bool:
+        """As readers of server-sent events: it takes something, and less than is said."""
+        config = self._context.config
+        unread_bytes = 0 if self._stream.is_ended else self._reader.unread_bytes
+        if unread_bytes <= config.max_unread_bytes // 2:
+            self._behind_s = None
+        elif self._behind_s is None:
+            self._behind_s = now_s if unread_bytes > config.max_unread_bytes else None
+        else:
+            return now_s - self._behind_s > config.max_unread_s
+        return False
+
+
+def _num_scores(records: Sequence[Record]) -> int:
+    return sum(
+        [
+            len(part.scores) * (1 + len(part.scores[-1].top))
+            for record in records
+            for part in record.parts
+            if part.scores
+        ]
+    )

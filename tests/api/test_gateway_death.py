@@ -1,0 +1,185 @@
+"""The gateway of a real server dies in mid-stream: its clients read on from where they were, and nothing is missing."""
+
+import http.client
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.kinds import KINDS
+from tests.api.live_server import LiveServer, eventually, live_server, written
+
+CONFIG = """
+[gateway]
+resume_s = 60.0
+{more}
+[[tenants]]
+name = "local"
+tier = "batch"
+[[models]]
+name = "fake"
+runner = "fake"
+workers = {workers}
+[models.fake]
+profile = {{ c0_s = 0.02, c_in_s = 1e-6, c_out_s = 1e-6, c_kv_s = 0.0, c_att_s = 0.0 }}
+"""
+NUM_STREAMS = 2 * len(KINDS)
+PATIENCE_S = 30.0
+
+
+def chat_body(**fields: Any) -> bytes:
+    return json.dumps({"model": "fake", "stream": True, **fields}).encode()
+
+
+class Reading(threading.Thread):
+    """One stream as a client reads it that comes back whenever its connection is lost, with the last id it saw."""
+
+    def __init__(self, server: LiveServer, number: int, run: str) -> None:
+        super().__init__()
+        self.id = f"{run}-{number}"
+        self.begun = threading.Event()
+        self.events: list[bytes] = []
+        self.numbers: list[int] = []
+        self.num_connections = 0
+        self.broken: BaseException | None = None
+        self._server = server
+        self._body = chat_body(
+            **KINDS[number % len(KINDS)],
+            messages=[{"role": "user", "content": f"question {number}"}],
+            seed=number,
+            max_tokens=200,
+        )
+        self.start()
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.events) and self.events[-1].endswith(b"data: [DONE]")
+
+    def run(self) -> None:
+        give_up_s = time.monotonic() + PATIENCE_S
+        try:
+            while not self.is_over:
+                assert time.monotonic() < give_up_s, "the stream did not go on"
+                try:
+                    self._read()
+                except OSError:
+                    time.sleep(0.05)
+        except BaseException as broken:  # noqa: BLE001 - told to who waits for this thread
+            self.broken = broken
+        finally:
+            self.begun.set()
+
+    def _read(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=10)
+        headers = {"authorization": f"Bearer {self._server.key}", "x-request-id": self.id}
+        try:
+            if not self.numbers:
+                headers["content-type"] = "application/json"
+                connection.request("POST", "/v1/chat/completions", self._body, headers)
+            else:
+                connection.request("GET", f"/v1/streams/{self.id}?after={self.numbers[-1]}", headers=headers)
+            response = connection.getresponse()
+            assert response.status == 200, response.read()
+            self.num_connections += 1
+            self._take(response)
+        except http.client.HTTPException as lost:
+            raise OSError(str(lost)) from lost
+        finally:
+            connection.close()
+
+    def _take(self, response: http.client.HTTPResponse) -> None:
+        event = b""
+        while line := response.readline():
+            if line != b"\n":
+                event += line
+                continue
+            if event.startswith(b"id: "):
+                number, _, said = event[4:].partition(b"\n")
+                self.numbers.append(int(number))
+                self.events.append(said.strip())
+                if len(self.events) == 1:
+                    self.begun.set()
+            elif event.startswith(b"data: "):
+                self.events.append(event.strip())
+            event = b""
+
+
+def read_all(server: LiveServer, run: str, disturb: Any = None) -> list[Reading]:
+    readings = [Reading(server, number, run) for number in range(NUM_STREAMS)]
+    assert all(reading.begun.wait(60) for reading in readings)
+    if disturb is not None:
+        disturb()
+    for reading in readings:
+        reading.join(60)
+        if reading.broken is not None:
+            raise AssertionError(f"{reading.id} broke: {server.said()}") from reading.broken
+    return readings
+
+
+def kill(*victims: int) -> None:
+    for victim in victims:
+        os.kill(victim, signal.SIGKILL)
+
+
+def told(readings: list[Reading]) -> list[Any]:
+    """What each choice said, in whatever pieces; a client that was away gets them larger."""
+    found = []
+    for reading in readings:
+        assert reading.numbers == sorted(set(reading.numbers)), "a frame was repeated"
+        choices: dict[int, list[Any]] = {}
+        for event in reading.events:
+            data = event.removeprefix(b"data: ")
+            for choice in json.loads(data)["choices"] if data not in (b"[DONE]", b"") else ():
+                said = choices.setdefault(choice["index"], ["", "", None])
+                said[0] += choice["delta"].get("content") or ""
+                for call in choice["delta"].get("tool_calls") or ():
+                    said[1] += call["function"].get("name", "") + (call["function"].get("arguments") or "")
+                said[2] = choice["finish_reason"] or said[2]
+        found.append(choices)
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_streams_go_on_after_their_gateway_was_killed(home: Path, workers: int) -> None:
+    with live_server(home, "--config", str(written(home, CONFIG.format(workers=workers, more="")))) as server:
+        truth = told(read_all(server, "calm"))
+        victim = server.child("gateway")
+        readings = read_all(server, "wild", lambda: kill(victim))
+        assert told(readings) == truth
+        assert sum(reading.num_connections > 1 for reading in readings) > NUM_STREAMS // 2
+        # Whatever its workers had was attached, not computed again; log-probabilities they tell once.
+        plain = [reading for number, reading in enumerate(readings) if "logprobs" not in KINDS[number % len(KINDS)]]
+        explained = [server.ask("GET", f"/v1/requests/{reading.id}/explain") for reading in plain]
+        replayed = [found["replayed_tokens"] for status, found in explained if status == 200]
+        assert len(replayed) > NUM_STREAMS // 2 and not any(replayed)
+        total = server.figure("headrace_replica_total_blocks")
+        eventually(lambda: server.figure("headrace_replica_free_blocks") == total, "blocks are left behind")
+
+
+def test_gateway_and_worker_die_together(home: Path) -> None:
+    with live_server(home, "--config", str(written(home, CONFIG.format(workers=2, more="")))) as server:
+        truth = told(read_all(server, "calm"))
+        victims = [server.child("gateway"), server.child("worker fake 0")]
+        readings = read_all(server, "wild", lambda: kill(*victims))
+        assert told(readings) == truth
+
+
+def test_what_nobody_comes_back_for_is_ended_and_freed(home: Path) -> None:
+    more = "disconnect_grace_s = 1.0"
+    with live_server(home, "--config", str(written(home, CONFIG.format(workers=1, more=more)))) as server:
+        body = chat_body(messages=[{"role": "user", "content": "x"}], max_tokens=3000, ignore_eos=True)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        headers = {"authorization": f"Bearer {server.key}", "content-type": "application/json", "x-request-id": "lost"}
+        connection.request("POST", "/v1/chat/completions", body, headers)
+        connection.getresponse().readline()
+        os.kill(server.child("gateway"), signal.SIGKILL)
+        connection.close()
+        total = eventually(lambda: server.figure("headrace_replica_total_blocks"), "the gateway did not come back")
+        eventually(lambda: server.figure("headrace_replica_free_blocks") == total, "blocks are left behind")
+        status, ended = server.ask("GET", "/v1/requests/lost/explain")
+        assert status == 200 and ended["error"] == "disconnected"

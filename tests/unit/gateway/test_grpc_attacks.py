@@ -1,0 +1,210 @@
+"""What no library would send, over a real port: the connection is sent away, and others are answered."""
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc.aio import Channel
+
+from headrace.gateway.grpc.call import SERVICE
+from headrace.gateway.grpc.face import MAX_STREAMS
+from headrace.streams.record import Part
+from tests.unit.gateway.grpc_rig import PATIENCE_S, Client, Rig, ends, eventually, start
+from tests.unit.gateway.live import play
+from tests.unit.gateway.test_server import write_pair
+
+HEADERS, RESET, SETTINGS, PING, GOAWAY, CONTINUATION = 1, 3, 4, 6, 7, 9
+END_HEADERS = 4
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+ENHANCE_YOUR_CALM = 11
+
+
+def frame(kind: int, payload: bytes = b"", *, flags: int = 0, stream: int = 0) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+
+
+def header(name: bytes, value: bytes) -> bytes:
+    """As HPACK has it, literally."""
+    return b"\0%c%b%c%b" % (len(name), name, len(value), value)
+
+
+HEAD = b"".join(
+    [
+        header(b":method", b"POST"),
+        header(b":scheme", b"http"),
+        header(b":path", f"/{SERVICE}/Predict".encode()),
+        header(b":authority", b"localhost"),
+        header(b"te", b"trailers"),
+        header(b"content-type", b"application/grpc"),
+    ]
+)
+
+
+class Wire:
+    """A connection of bytes. What comes back is heard as it comes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.heard = bytearray()
+        self.closed = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await self._reader.read(1 << 16):
+                self.heard.extend(data)
+
+    async def sends(self, *parts: bytes) -> None:
+        with contextlib.suppress(ConnectionError):
+            for part in parts:
+                self._writer.write(part)
+                await self._writer.drain()
+
+    async def close(self) -> None:
+        self.closed.cancel()
+        self._writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+    @property
+    def code(self) -> int | None:
+        """With which it was sent away."""
+        data, code = bytes(self.heard), None
+        while len(data) >= 9:
+            size, kind = int.from_bytes(data[:3], "big"), data[3]
+            if kind == GOAWAY:
+                code = struct.unpack(">I", data[13:17])[0]
+            data = data[9 + size :]
+        return code
+
+
+@contextlib.asynccontextmanager
+async def wire(rig: Rig) -> AsyncIterator[Wire]:
+    found = Wire(*await asyncio.open_connection("127.0.0.1", rig.face.port))
+    await found.sends(PREFACE, frame(SETTINGS))
+    try:
+        yield found
+    finally:
+        await found.close()
+
+
+async def still_answers(rig: Rig, channel: Channel) -> None:
+    num_before = len(rig.service.streams)
+    client = await Client(channel, start()).says()
+    ends(await rig.stream(num_before))
+    assert (await client.hears())[-1].is_final
+
+
+def test_a_flood_of_pings_is_told_to_calm_down() -> None:
+    async def story() -> None:
+        rig = Rig()
+        async with rig.running() as channel, wire(rig) as wild:
+            await wild.sends(frame(PING, b"12345678") * 10_000)
+            await asyncio.wait_for(asyncio.shield(wild.closed), PATIENCE_S)
+            assert wild.code == ENHANCE_YOUR_CALM
+            await still_answers(rig, channel)
+
+    play(story())
+
+
+def test_noise_is_not_listened_to() -> None:
+    async def story() -> None:
+        rig = Rig()
+        async with rig.running() as channel, wire(rig) as wild:
+            await wild.sends(b"\xff" * 100_000)
+            await asyncio.wait_for(asyncio.shield(wild.closed), PATIENCE_S)
+            await still_answers(rig, channel)
+
+    play(story())
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        lambda: [frame(SETTINGS) * 20_000],
+        lambda: [
+            frame(HEADERS, HEAD, stream=1),
+            *[frame(CONTINUATION, header(b"x-many", b"a" * 100) * 100, stream=1) for _ in range(500)],
+        ],
+        lambda: [
+            frame(HEADERS, HEAD, flags=END_HEADERS, stream=number) + frame(RESET, b"\0\0\0\x08", stream=number)
+            for number in range(1, 4001, 2)
+        ],
+    ],
+    ids=["settings", "continuations", "resets"],
+)
+def test_a_flood_keeps_nobody_else_from_being_answered(flood: Callable[[], list[bytes]]) -> None:
+    async def story() -> None:
+        rig = Rig()
+        async with rig.running() as channel, wire(rig) as wild:
+            await wild.sends(*flood())
+            await still_answers(rig, channel)
+            await eventually(lambda: not rig.app.num_open)
+
+    play(story())
+
+
+def test_a_client_that_does_not_read_at_all_is_cut_off() -> None:
+    """Its window over HTTP/2 is full: neither a chunk nor a status can reach it."""
+
+    async def story() -> None:
+        rig = Rig(max_unread_s=1.5, max_unread_bytes=1 << 30)
+        async with rig.running() as channel:
+            client = await Client(channel, start()).says()
+            stream = await rig.stream()
+            for _ in range(4000):
+                stream.append([Part(0, (1,), "a" * 10_000)])
+            await eventually(lambda: "cancel client_too_slow" in rig.service.calls)
+            await eventually(lambda: not rig.app.num_open)
+            assert len(await client.hears()) < 4000
+            assert await client.code() is not grpc.StatusCode.OK
+            await still_answers(rig, channel)
+
+    play(story())
+
+
+def test_a_deadline_that_is_over_when_it_comes_costs_nothing() -> None:
+    async def story() -> None:
+        rig = Rig()
+        async with rig.running() as channel:
+            client = Client(channel, start(), timeout=1e-6)
+            assert await client.hears() == []
+            assert await client.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert rig.service.streams == []
+
+    play(story())
+
+
+def test_one_connection_has_so_many_calls_at_once_and_the_others_wait() -> None:
+    async def story() -> None:
+        rig = Rig()
+        async with rig.running() as channel:
+            clients = [Client(channel, start()) for _ in range(MAX_STREAMS + 20)]
+            opening = [asyncio.ensure_future(client.says()) for client in clients]
+            await eventually(lambda: len(rig.service.streams) == MAX_STREAMS)
+            assert rig.app.num_open == MAX_STREAMS
+            for client, task in zip(clients, opening, strict=True):
+                client.call.cancel()
+                task.cancel()
+            await asyncio.gather(*opening, return_exceptions=True)
+
+    play(story())
+
+
+def test_tls_has_the_certificate_of_http_and_takes_a_new_one(tmp_path: Path) -> None:
+    cert, key = write_pair(tmp_path, "localhost")
+
+    async def story() -> None:
+        rig = Rig(tls_cert=cert, tls_key=key)
+        async with rig.running():
+            for _ in range(2):
+                trusted = grpc.ssl_channel_credentials(Path(cert).read_bytes())
+                async with grpc.aio.secure_channel(f"localhost:{rig.face.port}", trusted) as channel:
+                    await still_answers(rig, channel)
+                write_pair(tmp_path, "localhost")
+
+    play(story())
