@@ -40,9 +40,16 @@ class Server(NamedTuple):
 
 
 def fake_config(
-    profile: dict[str, float], *, slots: int = 256, blocks: int = 32_768, workers: int = 1, more: str = ""
+    profile: dict[str, float],
+    *,
+    slots: int = 256,
+    blocks: int = 32_768,
+    workers: int = 1,
+    more: str = "",
+    vocab_size: int | None = None,
 ) -> str:
     costs = "\n".join(f"{name} = {value!r}" for name, value in profile.items())
+    words = "" if vocab_size is None else f"vocab_size = {vocab_size}"
     return f"""{more}
 [[models]]
 name = "fake"
@@ -51,6 +58,7 @@ workers = {workers}
 [models.fake]
 slots = {slots}
 blocks = {blocks}
+{words}
 [models.fake.profile]
 {costs}
 """

@@ -4,6 +4,7 @@ Owns the process's ties: its title, its signals, its parent, its share of the co
 70 a step hung.
 """
 
+import gc
 import os
 import signal
 import socket
@@ -28,6 +29,9 @@ from headrace.worker.mounting import Mount, MountedModel, Report, mount_fake, mo
 
 T = TypeVar("T")
 
+# Collections are for cycles, of which sequences make few; a full one stops every stream for tens of milliseconds.
+_GC_THRESHOLDS = (50_000, 10, 100)
+
 
 def worker(
     address: Annotated[str, typer.Option(help="The unix socket to listen on; its folder must be 0700.")],
@@ -49,6 +53,7 @@ def worker(
     engine = _read(engine_json, EngineConfig, "--engine-json")
     _name_process(model.name, index)
     share_cores()
+    gc.set_threshold(*_GC_THRESHOLDS)
     card = WorkerCard(name or f"{model.name} {index}", model.name, index, os.getpid(), epoch or time.time_ns())
     with LineWriter() as lines:
         log_to(lines)
@@ -93,6 +98,8 @@ def _mount(model: ModelConfig, tenants: tuple[TenantConfig, ...], engine: Engine
         else:
             mounted = mount_torch(find_or_fetch(model.source or model.name), model, tenants, report)
         mounted.config = replace(mounted.config, **{name: getattr(engine, name) for name in PROMISES})
+        gc.collect()
+        gc.freeze()
         return mounted
 
     if model.runner not in ("fake", "torch"):

@@ -1,10 +1,11 @@
 """One stream in memory: what was said, numbered from 1. One writer; any number of readers.
 
 Owns the records and wakes who waits for more. Where there is a keeper, a record is there to be read once that has
-kept it. A reader is a cursor (`streams.reader`): nothing is kept for it here but a future while it waits. A stream that ended and that nobody reads is folded: its records as bytes, a third of the
-memory.
+kept it. A reader is a cursor (`streams.reader`): nothing is kept for it here but a future while it waits. A stream that
+ended and that nobody reads is folded: its records as bytes, a third of the memory.
 """
 
+from array import array
 from asyncio import Future, get_running_loop
 from collections.abc import Callable, Sequence
 
@@ -55,7 +56,7 @@ class Stream:
         self.records: list[Record] = []
         self.ending: Ending | None = None
         # Bytes of text up to and with each record.
-        self._ends_bytes: list[int] = [0]
+        self._ends_bytes = array("q", (0,))
         self._waiting: list[Future[bool]] = []
         self._awaiting_end: list[Future[bool]] = []
         self._folded: bytes | None = None
@@ -109,6 +110,11 @@ class Stream:
         self.is_closed = self.is_ended
 
     @property
+    def is_begun(self) -> bool:
+        """Its writer has written something."""
+        return self._next_number > 1
+
+    @property
     def _next_number(self) -> int:
         return len(self.records) + len(self._unpublished) + 1
 
@@ -120,15 +126,16 @@ class Stream:
             self.keeper(self, record)
 
     def publish(self) -> None:
-        """The oldest record that waits to be read may be."""
-        self._add(self._unpublished.pop(0))
+        """The oldest record that waits to be read may be; none waits where it was abandoned."""
+        if self._unpublished:
+            self._add(self._unpublished.pop(0))
 
     def abandon(self, failure: Failure) -> None:
         """It goes on elsewhere: here it ends, with nothing kept of that."""
         self.keeper = None
         self._unpublished.clear()
-        if not self.is_closed:
-            self.is_closed = True
+        self.is_closed = True
+        if self.ending is None:  # also where one was written that is not kept
             self._add(Record(len(self.records) + 1, ending=Ending(Usage(), failure)))
 
     def _add(self, record: Record) -> None:
@@ -154,7 +161,7 @@ class Stream:
             except UnicodeEncodeError:  # half a character that no model should say: it stays as it is
                 return
         self.records = []
-        self._ends_bytes = [0]
+        self._ends_bytes = array("q", (0,))
 
     def unfold(self) -> None:
         """Somebody reads it again."""
