@@ -231,3 +231,22 @@ def test_a_gateway_that_dies_is_followed_by_one_on_the_same_port(served: Served)
             return False
 
     assert eventually(again, "no gRPC after the gateway died")
+
+
+def test_a_server_that_is_told_to_stop_finishes_what_is_open_and_takes_nothing_new(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    home, port = tmp_path_factory.mktemp("drain"), free_port()
+    with live_server(home, "--config", str(written(home, CONFIG)), "--grpc-port", str(port)) as server:
+        served = Served(server, port)
+        call = served.call(start(max_tokens=1500))
+        heard = [next(call)]
+        server.signal(signal.SIGTERM)
+        eventually(lambda: served.health() == health_pb2.HealthCheckResponse.NOT_SERVING, "it says that it serves")
+        with pytest.raises(grpc.RpcError) as refused:
+            list(served.call(start()))
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        heard += call
+        assert heard[-1].is_final and heard[-1].usage.completion_tokens == 1500
+        assert server.wait() == 0
+        served.channel.close()

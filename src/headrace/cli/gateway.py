@@ -93,8 +93,10 @@ def _faces(app: Gateway, config: GatewayConfig) -> list[Face]:
     """Besides HTTP. What a face needs is imported where there is one: gRPC takes time and memory."""
     if not config.grpc_port:
         return []
-    # It would write of what strangers send, straight to stderr, and wait for who reads that.
+    # It would write of what strangers send, straight to stderr, and wait for who reads that; and it would follow every
+    # process that is started here into its first moments.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from headrace.gateway.grpc.face import GrpcFace
 
     return [GrpcFace(app, config)]

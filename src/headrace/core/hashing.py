@@ -1,11 +1,11 @@
-"""Prefix hashes of KV blocks. Owns the chain rule; knows neither pool nor tokeniser.
+"""Prefix hashes of KV blocks, and of sequences. Owns the chain rule; knows neither pool nor tokeniser.
 
 A block's hash covers everything its KV depends on: the chain's root (tenant salt, version, adapter,
 KV dtype, image hashes) and every id up to its end. Equal hash, equal KV.
 """
 
 from collections.abc import Sequence
-from hashlib import sha256
+from hashlib import blake2b, sha256
 
 import numpy as np
 
@@ -31,3 +31,11 @@ def chain_blocks(root: bytes, ids: Sequence[int], block_size: int) -> tuple[byte
         parent = sha256(parent + data[start : start + width]).digest()
         hashes.append(parent)
     return tuple(hashes)
+
+
+def sequence_digest(prompt_ids: Sequence[int], seed: int, choice: int, ids: Sequence[int]) -> bytes:
+    """Of a sequence up to and with these ids. Where it is equal, what follows is the same reply's."""
+    digest = blake2b(f"{seed} {choice} {len(prompt_ids)}".encode(), digest_size=16)
+    digest.update(np.asarray(prompt_ids, dtype="<i4").tobytes())
+    digest.update(np.asarray(ids, dtype="<i4").tobytes())
+    return digest.digest()

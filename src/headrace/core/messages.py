@@ -76,12 +76,13 @@ class GrammarText(Struct, frozen=True):
 
 class SubmitPart(Struct, frozen=True):
     """Choices of one prompt, which travels once: `keys[i]` is choice `request.choice + i`, and number `first + i` among
-    all sequences of the client's request."""
+    all sequences of the client's request. `outlives`: after its gateway is gone somebody may come for it."""
 
     keys: tuple[int, ...]
     request: Request
     grammar: GrammarText | None = None
     first: int = 0
+    outlives: bool = True
 
 
 class Submit(Struct, frozen=True, tag="submit"):
@@ -97,13 +98,15 @@ class Submit(Struct, frozen=True, tag="submit"):
 
 class AttachPart(Struct, frozen=True):
     """A sequence by its name, and the index of the first token that is wanted of it: that of its row in a frame, so
-    that ids which were replayed count."""
+    that ids which were replayed count. `digest` is `core.hashing.sequence_digest` of all before it: a name may have been
+    given twice. Empty: whatever has the name."""
 
     key: int
     tenant: str
     request_id: str
     number: int
     index: int
+    digest: bytes = b""
 
 
 class Attach(Struct, frozen=True, tag="attach"):

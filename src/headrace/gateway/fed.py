@@ -15,9 +15,9 @@ from headrace.core.stages import Stage
 from headrace.gateway.context import Context
 from headrace.gateway.errors import failure_of
 from headrace.gateway.exchange import Exchange
+from headrace.gateway.feed import Feed, Line, Wording
 from headrace.gateway.peer import Receive
 from headrace.gateway.schemas.sampling import GenerationFields
-from headrace.gateway.websocket.feed import Feed, Line, Wording
 from headrace.gateway.websocket.messages import Resume, Start
 from headrace.streams.audience import Audience
 from headrace.streams.stream import Stream

@@ -115,7 +115,8 @@ class Rig:
 
     async def stream(self, number: int = 0) -> Stream:
         """The stream that was opened for a call."""
-        return await eventually(lambda: self.service.streams[number] if len(self.service.streams) > number else None)
+        await eventually(lambda: len(self.service.streams) > number)
+        return self.service.streams[number]
 
 
 async def eventually(look: Callable[[], Any]) -> Any:

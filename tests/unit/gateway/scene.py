@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from headrace.gateway.app import Gateway
-from headrace.streams.stream import Stream
 from headrace.streams.record import Ending, Failure, Part, Usage
+from headrace.streams.stream import Stream
 from tests.builders import TestClock
 from tests.unit.gateway.stub import JSON, Answer, Call, StubService, gateway, turns
 

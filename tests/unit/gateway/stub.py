@@ -24,8 +24,8 @@ from headrace.gateway.exchange import Exchange
 from headrace.gateway.routes import Access, Route
 from headrace.serving.explanation import Explanation
 from headrace.serving.service import ModelCard
-from headrace.streams.stream import Stream
 from headrace.streams.record import Ending, Failure, Part, Record, Usage
+from headrace.streams.stream import Stream
 from headrace.telemetry.metrics import Metrics
 
 KEY = "sk-first-0123456789"

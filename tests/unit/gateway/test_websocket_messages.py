@@ -22,8 +22,8 @@ from headrace.gateway.websocket.messages import (
     write_error,
     write_frame,
 )
-from headrace.gateway.websocket.window import Window
 from headrace.gateway.websocket.wording import told_more
+from headrace.gateway.window import Window
 from headrace.streams.record import Ending, Failure, Part, Record, Usage
 from tests.unit.gateway.told import HEADING
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headrace.accounts.keys import KeyRing
-from headrace.gateway.websocket.feed import HELD_S
+from headrace.gateway.feed import HELD_S
 from headrace.gateway.websocket.session import MAX_MISUNDERSTOOD, MAX_OPEN
 from headrace.streams.record import Failure
 from tests.unit.gateway.socket_rig import SocketScene, end, play, say

@@ -14,10 +14,10 @@ from headrace.core.errors import HeadraceError, InvalidInput
 from headrace.gateway.context import Context
 from headrace.gateway.errors import failure_of
 from headrace.gateway.fed import FedExchange
+from headrace.gateway.feed import Feed
 from headrace.gateway.grpc.asking import Said, read, read_ack, read_size
 from headrace.gateway.grpc.status import code_of, trailer_of
 from headrace.gateway.grpc.wording import ChunkWording
-from headrace.gateway.websocket.feed import Feed
 from headrace.gateway.websocket.messages import Resume, Start
 from headrace.streams.record import Failure
 from headrace.streams.stream import Stream
@@ -28,7 +28,7 @@ LAST_WORDS_S = 2.0
 
 
 class Call:
-    """A line (`websocket.feed.Line`): writable while nothing waits to be taken by the transport."""
+    """A line (`gateway.feed.Line`): writable while nothing waits to be taken by the transport."""
 
     def __init__(self, rpc: ServicerContext, context: Context, kind: type[Said]) -> None:
         self._rpc = rpc

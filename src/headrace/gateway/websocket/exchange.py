@@ -5,7 +5,7 @@ from collections.abc import Callable
 from headrace.gateway.context import Context
 from headrace.gateway.exchange import Exchange
 from headrace.gateway.fed import FedExchange
-from headrace.gateway.websocket.feed import Feed, Line
+from headrace.gateway.feed import Feed, Line
 from headrace.gateway.websocket.handshake import PATH
 from headrace.gateway.websocket.messages import Resume, Start, write_error, write_started
 from headrace.gateway.websocket.wording import SocketWording

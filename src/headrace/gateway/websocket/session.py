@@ -9,9 +9,9 @@ from wsproto.frame_protocol import CloseReason
 from headrace.core.errors import HeadraceError, InvalidInput, Refused
 from headrace.gateway.context import Context
 from headrace.gateway.exchange import Exchange
+from headrace.gateway.feed import CANCELLED, Feed
 from headrace.gateway.websocket.connection import Connection
 from headrace.gateway.websocket.exchange import SocketExchange
-from headrace.gateway.websocket.feed import CANCELLED, Feed
 from headrace.gateway.websocket.messages import Ack, Cancel, Resize, Resume, Start, read, read_about, write_error
 
 MAX_OPEN = 32

@@ -14,7 +14,7 @@ from headrace.gateway.context import Context
 from headrace.gateway.errors import failure_of
 from headrace.gateway.peer import Peer
 from headrace.gateway.sender import LARGE_FRAME, UNREAD
-from headrace.gateway.websocket.window import Window
+from headrace.gateway.window import Window
 from headrace.streams.audience import Audience
 from headrace.streams.record import Failure, Record
 
