@@ -7,6 +7,7 @@ Run from the repository's root: .venv/bin/python benchmarks/serve_attacks.py
 import argparse
 import asyncio
 import json
+import socket
 import sys
 import time
 import urllib.parse
@@ -14,7 +15,11 @@ import urllib.parse
 from serve_rig import Server, fake_config, ms, say, server, verdict
 
 PROFILE = {"c0_s": 2e-2, "c_in_s": 1e-6, "c_out_s": 1e-6, "c_kv_s": 0.0, "c_att_s": 0.0}
-TOKENS = 400
+TOKENS = 1500
+# Of the fake's tokens 256 are bytes: with few others, one in ten is half a character and waits for the next.
+WORDS = 60_000
+# Until then a client that never reads looks at nothing; by then it must have been given up.
+UNREAD_S = 25.0
 # Short times, so that the crowd is dealt with while the stream runs.
 GATEWAY = "[gateway]\nreceive_s = 4.0\nmax_unread_s = 4.0\nmax_unread_bytes = 4096\ndisconnect_grace_s = 0.0\n"
 
@@ -28,17 +33,24 @@ def head(one: Server, length: int) -> bytes:
 
 
 def body(**fields: object) -> bytes:
-    asked = {"model": "fake", "prompt": "Go on", "stream": True, "ignore_eos": True, "temperature": 0, **fields}
+    asked = {"model": "fake", "prompt": "Go on", "stream": True, "ignore_eos": True, "seed": 7, **fields}
     return json.dumps(asked).encode()
 
 
-async def connect(one: Server, limit: int = 1 << 20) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connect(one: Server, received_bytes: int = 0) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """`received_bytes`: as small a buffer as the system gives, so that what is not read comes to lie at the server."""
     url = urllib.parse.urlsplit(one.url)
-    return await asyncio.open_connection(url.hostname, url.port, limit=limit)
+    if not received_bytes:
+        return await asyncio.open_connection(url.hostname, url.port)
+    line = socket.socket()
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, received_bytes)
+    line.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(line, (url.hostname, url.port))
+    return await asyncio.open_connection(sock=line, limit=256)
 
 
-async def stream(one: Server) -> tuple[list[str], list[float]]:
-    """The texts of a long greedy stream and the gaps between them."""
+async def stream(one: Server) -> tuple[str, list[float]]:
+    """The text of a long stream and the gaps between its pieces."""
     reader, writer = await connect(one)
     asked = body(max_tokens=TOKENS)
     writer.write(head(one, len(asked)) + asked)
@@ -56,7 +68,7 @@ async def stream(one: Server) -> tuple[list[str], list[float]]:
                     gaps_s.append(now_s - before_s)
                 before_s = now_s
     writer.close()
-    return texts, gaps_s
+    return "".join(texts), gaps_s
 
 
 async def slow_sender(one: Server) -> int:
@@ -75,15 +87,16 @@ async def slow_sender(one: Server) -> int:
 
 async def never_reader(one: Server) -> str:
     """Asks for a long stream and reads nothing of it; how it was ended, once looked at."""
-    reader, writer = await connect(one, limit=256)
-    asked = body(max_tokens=3000, prompt="Never", n=8, stream_options={"include_usage": True}, logprobs=5)
+    reader, writer = await connect(one, received_bytes=4096)
+    asked = body(max_tokens=30_000, prompt="Never", return_token_ids=True)
     writer.write(head(one, len(asked)) + asked)
     await writer.drain()
-    await asyncio.sleep(9.0)
+    await asyncio.sleep(UNREAD_S)
     try:
-        while await asyncio.wait_for(reader.read(1 << 16), 5.0):
-            pass
-        return "ended"
+        last = b""
+        while found := await asyncio.wait_for(reader.read(1 << 16), 5.0):
+            last = last[-200:] + found
+        return "told" if b"client_too_slow" in last else "cut"
     except ConnectionError:
         return "cut"
     except TimeoutError:
@@ -101,7 +114,7 @@ async def leaver(one: Server, delay_s: float) -> str:
     return "left"
 
 
-async def beside(one: Server, crowd: list[object]) -> tuple[list[str], list[float], list[object]]:
+async def beside(one: Server, crowd: list[object]) -> tuple[str, list[float], list[object]]:
     """The good stream, with a crowd that begins when it has."""
     running = asyncio.create_task(stream(one))
     await asyncio.sleep(0.5)
@@ -139,11 +152,14 @@ async def run(one: Server, senders: int, readers: int, leavers: int) -> list[boo
         ]
         if "slow" in name:
             met.append(verdict(told == {"408": senders}, f"{name}: each was told 408", "all"))
+        elif "never" in name:
+            met.append(verdict("still open" not in told, f"{name}: each was given up", "all"))
     return met
 
 
 def main(senders: int, readers: int, leavers: int) -> int:
-    with server(fake_config(PROFILE, slots=64, more=GATEWAY)) as one:
+    config = fake_config(PROFILE, slots=1024, blocks=65_536, more=GATEWAY, vocab_size=WORDS)
+    with server(config) as one:
         met = asyncio.run(run(one, senders, readers, leavers))
         time.sleep(3.0)
         left = {name: one.gauge(f"headrace_{name}") for name in ("open_streams", "replica_running", "replica_waiting")}

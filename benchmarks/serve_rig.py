@@ -108,12 +108,12 @@ def apart() -> Iterator[Callable[[Server], None]]:
     own = min(cores)
     os.sched_setaffinity(0, cores - {own} or cores)
     try:
-        yield lambda one: _pin(_child(one.pid, "headrace: gateway"), own)
+        yield lambda one: _pin(child(one.pid, "headrace: gateway"), own)
     finally:
         os.sched_setaffinity(0, cores)
 
 
-def _child(parent_pid: int, title: str) -> int:
+def child(parent_pid: int, title: str) -> int:
     """The process of that title which the parent started."""
     for task in Path(f"/proc/{parent_pid}/task").iterdir():
         for pid in (task / "children").read_text().split():

@@ -19,6 +19,8 @@ from headrace.core.errors import InvalidInput
 DEFAULT_ALIAS = "default"
 
 _MOST_BYTES = 1 << 20
+# Flags that are fields of the gateway's section.
+_GATEWAY_FLAGS = ("host", "port", "grpc_port", "processes", "journal", "tls_cert", "tls_key")
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})=([^=].*)")
 _FIELD_OF = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<where>[^`]*)`)?$", re.DOTALL)
 
@@ -34,6 +36,8 @@ class Flags(Struct, frozen=True):
     tls_cert: str | None = None
     tls_key: str | None = None
     grpc_port: int | None = None
+    processes: int | None = None
+    journal: str | None = None
 
 
 def resolve_config(path: Path | None, flags: Flags) -> Config:
@@ -90,7 +94,7 @@ def _at_folder(config: Config, folder: Path) -> Config:
 
 
 def _with_flags(config: Config, flags: Flags) -> Config:
-    said = {name: getattr(flags, name) for name in ("host", "port", "grpc_port", "tls_cert", "tls_key")}
+    said = {name: getattr(flags, name) for name in _GATEWAY_FLAGS}
     gateway = replace(config.gateway, **{name: value for name, value in said.items() if value is not None})
     models = config.models
     if flags.models or not models:

@@ -1,4 +1,4 @@
-"""`headrace demo`: the simulator's demonstration. Nothing listens.
+"""`headrace demo`: the simulator's demonstration, in which nothing listens; others are commands below it.
 
 Owns the demonstration's scenario and how it is shown while it runs. The world is the simulator's;
 virtual time is slowed down so that a person can watch it.
@@ -18,6 +18,7 @@ from rich.live import Live
 from rich.table import Table
 
 from headrace.cli.console import as_text, check_finite, note, picture_target, print_json
+from headrace.cli.demo_failover import failover
 from headrace.core.config import EngineConfig
 from headrace.sim.arrivals import Poisson, Together
 from headrace.sim.picture import Caption, draw_slots
@@ -42,8 +43,13 @@ _PATIENCE_S = 600.0
 _REFRESH_S = 0.1
 _LINE_EVERY_S = 0.5
 
+demo = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+demo.command()(failover)
 
-def demo(
+
+@demo.callback()
+def scheduler(
+    context: typer.Context,
     seconds: Annotated[
         float, typer.Option(min=0, max=3600, help="Wall time it takes; 0 runs as fast as it can.")
     ] = 5.0,
@@ -56,6 +62,8 @@ def demo(
     Two tenants on two workers of 16 slots: one sends short requests with a few very long replies
     among them, the other floods; then a worker dies and its streams go on elsewhere.
     """
+    if context.invoked_subcommand is not None:
+        return
     check_finite(seconds=seconds)
     target = picture_target(picture, PICTURE)
     scenario = demonstration(seed)

@@ -23,6 +23,7 @@ import msgspec
 import typer
 
 from headrace.accounts.keys import KeyRing
+from headrace.cli.redis import open_redis
 from headrace.cli.sweep import THRESHOLDS, Sweep
 from headrace.cluster.local import die_with_parent
 from headrace.cluster.replica import Replica
@@ -33,6 +34,7 @@ from headrace.core.clock import SystemClock
 from headrace.core.config import Config, GatewayConfig, ModelConfig, TenantConfig
 from headrace.core.errors import HeadraceError
 from headrace.core.ports import FrameSink
+from headrace.core.redis_address import is_redis
 from headrace.gateway.app import Gateway, build_app
 from headrace.gateway.dialects.spec import JournalDialects
 from headrace.gateway.server import Face, serve
@@ -40,6 +42,7 @@ from headrace.serving.model_text import ModelText
 from headrace.serving.service import Service
 from headrace.streams.file_journal import FileJournal
 from headrace.streams.journal import Journal
+from headrace.streams.redis_journal import RedisJournal
 from headrace.telemetry.log import LineWriter, log_to
 from headrace.telemetry.metrics import Metrics
 from headrace.text.byte_vocabulary import byte_vocabulary
@@ -54,39 +57,52 @@ _MOST_DESCRIPTORS = 1 << 16
 def gateway(
     run: Annotated[Path, typer.Option(help="The folder that holds the orders.")],
     fd: Annotated[int, typer.Option(help="The listening socket.")],
+    index: Annotated[int, typer.Option(help="Which of the gateways it is.")],
     parent: Annotated[int, typer.Option(help="The process it dies with.")],
 ) -> None:
     """Answer requests until told to leave."""
     die_with_parent(parent)
     with LineWriter() as lines, LineWriter(fd=1) as reports:
         log_to(lines)
-        _settle_in()
         orders = read_orders(run)
+        _settle_in(f"gateway {index}" if orders.config.gateway.processes > 1 else "gateway")
         listener = socket.socket(fileno=fd)
         listener.set_inheritable(False)
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_answer(orders, run, listener, reports))
+            if runner.run(_answer(orders, run, index, listener, reports)):
+                # Whatever is still open here would be ended in an orderly way, and is to go on elsewhere.
+                lines.close()
+                reports.close()
+                os._exit(0)
 
 
-async def _answer(orders: Orders, folder: Path, listener: socket.socket, reports: LineWriter) -> None:
-    stop, started = asyncio.Event(), asyncio.Event()
+async def _answer(orders: Orders, folder: Path, index: int, listener: socket.socket, reports: LineWriter) -> bool:
+    """Whether it was replaced: another gateway speaks for what it has not finished."""
+    stop, started, retire = asyncio.Event(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGUSR1, retire.set)
     with ExitStack() as stack:
-        front = _Front(orders, folder, stack, reports)
+        front = _Front(orders, folder, index, stack, reports)
         loop.add_signal_handler(signal.SIGHUP, front.reload, folder)
         await front.replicas.start()
         await front.service.warm_up()
         await front.recover()
+        tasks = [asyncio.create_task(front.report(started)), asyncio.create_task(front.app.context.finding.run())]
         try:
-            reporting = asyncio.create_task(front.report(started))
             config = orders.config.gateway
-            await serve(front.app, [listener], config, stop, started=started, faces=_faces(front.app, config))
-            reporting.cancel()
+            faces = _faces(front.app, config)
+            await serve(front.app, [listener], config, stop, retire=retire, started=started, faces=faces)
         finally:
-            await front.replicas.close()
+            for task in tasks:
+                task.cancel()
+            await front.app.context.finding.close()
+            is_replaced = retire.is_set() and not stop.is_set()
+            await front.replicas.close(goodbye=not is_replaced)
+            await front.close()
+        return is_replaced
 
 
 def _faces(app: Gateway, config: GatewayConfig) -> list[Face]:
@@ -105,12 +121,17 @@ def _faces(app: Gateway, config: GatewayConfig) -> list[Face]:
 class _Front:
     """What a reload reaches, wired; and what is reported of it."""
 
-    def __init__(self, orders: Orders, folder: Path, stack: ExitStack, reports: LineWriter) -> None:
+    def __init__(self, orders: Orders, folder: Path, index: int, stack: ExitStack, reports: LineWriter) -> None:
         config, clock = orders.config, SystemClock()
-        self._journal = _journal(orders, folder)
+        self._journal: Journal | None
+        shared: RedisJournal | None = None
+        if is_redis(config.gateway.journal):
+            self._journal = shared = open_redis(orders, index)
+        else:
+            self._journal = _journal(orders, folder)
         self._reports = reports
         self._version = orders.version
-        self._is_listening = self._has_served = False
+        self._is_listening = self._has_served = self._is_whole = False
         limited = stack.enter_context(LimitedPool())
         limited.start()
         models = [stack.enter_context(_text(model, orders, limited)) for model in config.models]
@@ -129,11 +150,13 @@ class _Front:
             journal=self._journal,
             dialects=JournalDialects(),
         )
-        self._metrics = Metrics()
+        self._metrics = Metrics(index=index)
+        if self._journal is not None:
+            self._metrics.watch_journal(lambda: self._journal is None or self._journal.is_keeping)
         self._metrics.watch_replicas(lambda: self.replicas)
         self._keys = KeyRing(config.tenants)
         self.app: Gateway = build_app(
-            self.service, self._keys, config.gateway, self._metrics, clock, inject=config.inject
+            self.service, self._keys, config.gateway, self._metrics, clock, inject=config.inject, journal=shared
         )
         self._know(config)
 
@@ -141,12 +164,21 @@ class _Front:
         """Go on with what an earlier life of this gateway was telling when it died."""
         if self._journal is None:
             return
-        found = await self._journal.recover()
+        try:
+            found = await self._journal.recover()
+        except HeadraceError as error:
+            _LOG.error("streams of an earlier life cannot be read on yet: %s", error.message)
+            return
         streams = [stream for kept in found if (stream := self.service.revive(kept)) is not None]
         for stream in streams:
             self.app.adopt(stream)
         if streams:
             _LOG.info("%d streams of an earlier life can be read on", len(streams))
+
+    async def close(self) -> None:
+        """What this gateway still speaks for may be taken over at once."""
+        if self._journal is not None:
+            await self._journal.close()
 
     async def report(self, started: asyncio.Event) -> None:
         """From when it listens on; that this loop turns is what each report proves."""
@@ -182,16 +214,18 @@ class _Front:
         self.service.replica_changed(replica)
 
     def _look(self) -> None:
-        """Whether every worker is ready, at last."""
-        if not self._has_served and all(replica.is_ready for replica in self.replicas):
-            self._has_served = True
+        """Whether every worker is ready."""
+        is_whole = all(replica.is_ready for replica in self.replicas)
+        if is_whole is not self._is_whole:
+            self._is_whole = is_whole
+            self._has_served = self._has_served or is_whole
             self._say()
 
     def _say(self, note: str = "") -> None:
         """Nothing before it listens: the first report then says it all."""
         if self._is_listening:
             step = Step.SERVING if self._has_served else Step.LISTENING
-            self._reports.put(msgspec.json.encode(Report(step, self._version, note)).decode())
+            self._reports.put(msgspec.json.encode(Report(step, self._version, note, self._is_whole)).decode())
 
     def _know(self, config: Config) -> None:
         self._metrics.know((model.name for model in config.models), (tenant.name for tenant in config.tenants))
@@ -251,13 +285,14 @@ def _tenants(config: Config) -> tuple[TenantConfig, ...]:
     return tuple(entry.in_engine() for entry in config.tenants)
 
 
-def _settle_in() -> None:
+def _settle_in(name: str) -> None:
     from setproctitle import setproctitle
 
-    setproctitle("headrace: gateway")
+    setproctitle(f"headrace: {name}")
     # What a terminal's Ctrl-C means is the supervisor's to decide; before there is a loop, told to reload is nothing.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     gc.set_threshold(*THRESHOLDS)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -58,6 +58,15 @@ def serve(
     ] = None,
     runner: Annotated[str | None, typer.Option(help=f"What computes: {' or '.join(RUNNERS)}.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, max=256, help="Processes per model. [default: 1]")] = None,
+    gateways: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Processes that answer; several need Redis. [default: 1]")
+    ] = None,
+    journal: Annotated[
+        str | None,
+        typer.Option(
+            help="Where streams are kept: file, memory, or the address of a Redis; one with a password belongs into the file of --config. [default: file]"
+        ),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="A TOML file; flags go over it. Read again when it changes.")
     ] = None,
@@ -67,7 +76,7 @@ def serve(
 ) -> None:
     """Start the server: an OpenAI-compatible API, and a chat page, over a model on this machine."""
     started_s = time.perf_counter()
-    flags = Flags(host, port, tuple(model or ()), runner, workers, tls_cert, tls_key, grpc_port)
+    flags = Flags(host, port, tuple(model or ()), runner, workers, tls_cert, tls_key, grpc_port, gateways, journal)
     home = data_folder()
     key = local_key(home)
 
@@ -180,7 +189,7 @@ class Server:
         loading = LoadingLines(self.lines.put, self.clock)
         environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
         supervisor = Supervisor(
-            Child("gateway", self._gateway_command),
+            [self._gateway(index) for index in range(self.config.gateway.processes)],
             self.workers,
             LocalProcesses(environment),
             UnixNetwork(),
@@ -193,6 +202,7 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, supervisor)
+        loop.add_signal_handler(signal.SIGUSR2, supervisor.roll)
         if self.file is None:
             # Nothing to read again: then it is the terminal that was closed.
             loop.add_signal_handler(signal.SIGHUP, self._stop, supervisor)
@@ -206,7 +216,7 @@ class Server:
 
     def _stop(self, supervisor: Supervisor) -> None:
         self.lines.put("stopping: open streams may finish; once more ends them at once")
-        # Nobody else comes in: with the gateway's copy closed as well, connections are refused.
+        # Nobody else comes in: with the gateways' copies closed as well, connections are refused.
         self.listener.close()
         supervisor.stop()
 
@@ -222,7 +232,7 @@ class Server:
             self.config = config
             self.version += 1
             self.folder.write_orders(self._orders())
-            supervisor.reload_gateway(self.version)
+            supervisor.reload_gateways(self.version)
 
     def _orders(self) -> Orders:
         addresses = {
@@ -231,10 +241,18 @@ class Server:
         }
         return Orders(self.config, self.sources, addresses, self.secret, self.version)
 
-    def _gateway_command(self) -> Command:
-        fd = self.listener.fileno()
-        argv = ("gateway", "--run", str(self.folder.path), "--fd", str(fd), "--parent", str(os.getpid()))
-        return Command(argv, fds=(fd,), talks=True)
+    def _gateway(self, index: int) -> Child:
+        def command() -> Command:
+            fd = self.listener.fileno()
+            words = {
+                "--run": str(self.folder.path),
+                "--fd": str(fd),
+                "--index": str(index),
+                "--parent": str(os.getpid()),
+            }
+            return Command(("gateway", *(word for pair in words.items() for word in pair)), fds=(fd,), talks=True)
+
+        return Child("gateway" if self.config.gateway.processes == 1 else f"gateway {index}", command)
 
     def _worker(self, place: int, model: ModelConfig, index: int) -> Child:
         address = self.folder.worker_address(place, index)
@@ -274,6 +292,7 @@ class Server:
                 "grpc": address.grpc,
                 "key_file": as_text(self.key.path),
                 "models": models,
+                "gateways": self.config.gateway.processes,
                 "pid": os.getpid(),
                 "ready_s": seconds,
                 "curl": curl_line(address, self.key, models[0].name),

@@ -47,6 +47,10 @@ class Child:
     is_serving: bool = False
     version: int = 0
     beat: Beat | None = None
+    # A gateway's: it sees every worker ready.
+    is_whole: bool = False
+    # It was told to end so that another life of it can begin.
+    is_leaving: bool = False
 
     @property
     def is_alive(self) -> bool:

@@ -35,3 +35,5 @@ class Report(Struct, frozen=True):
     step: Step
     version: int = 0
     note: str = ""
+    # Every worker is ready, as this gateway sees it now.
+    is_whole: bool = False

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from headrace.core.config import Config, GatewayConfig
 
 # These of the gateway's fields are looked at once, when it starts.
-FIXED = ("host", "port", "grpc_port", "processes", "tls_cert", "tls_key", "drain_s")
+FIXED = ("host", "port", "grpc_port", "processes", "journal", "tls_cert", "tls_key", "drain_s")
 _FIXED_SECTIONS = ("engine", "models", "inject")
 
 Stamp = tuple[int, int, int]

@@ -1,4 +1,5 @@
-"""Keeps a gateway and its workers alive, and ends them in order. Owns the children; knows no HTTP and no model.
+"""Keeps gateways and workers alive, ends them in order, and restarts them one by one. Owns the children; knows no HTTP
+and no model.
 
 When to start again is decided in `restarts`, what a reload changes in `reload`; here are the effects.
 """
@@ -20,6 +21,9 @@ from headrace.core.ports import Clock, Network
 # For a gateway that has closed its last connection to be gone, and for workers that have nothing left to do.
 GATEWAY_END_S = 2.0
 WORKER_GRACE_S = 5.0
+# For one that is replaced to hear out who was accepted, and to hand over.
+GATEWAY_REPLACED_S = 6.0
+_LOOK_S = 0.1
 # Codes of a command that said why it cannot run: starting it again would not help.
 _SAID_WHY = (1, 2)
 
@@ -36,7 +40,7 @@ class Supervisor:
 
     def __init__(
         self,
-        gateway: Child,
+        gateways: Sequence[Child],
         workers: Sequence[Child],
         launcher: Launcher,
         network: Network,
@@ -47,7 +51,7 @@ class Supervisor:
         heard: Callable[[Child, Beat], None],
         up: Callable[[], None],
     ) -> None:
-        self._gateway = gateway
+        self._gateways = tuple(gateways)
         self._workers = tuple(workers)
         self._launcher = launcher
         self._network = network
@@ -60,10 +64,11 @@ class Supervisor:
         self._version = 0
         self._was_up = False
         self._killed = False
+        self._rolling: asyncio.Task[None] | None = None
 
     @property
     def _children(self) -> tuple[Child, ...]:
-        return (self._gateway, *self._workers)
+        return (*self._gateways, *self._workers)
 
     async def run(self) -> int:
         """Until told to stop: the exit code. Raises StartFailed. No child is left in any case."""
@@ -79,9 +84,10 @@ class Supervisor:
         finally:
             self._stop.set()
             self.kill_all()
-            for task in (*keepers, stopped):
+            tasks = [*keepers, stopped, *([] if self._rolling is None else [self._rolling])]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*keepers, stopped, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._wait_all()
 
     def stop(self) -> None:
@@ -89,6 +95,8 @@ class Supervisor:
         if self._stop.is_set():
             self._killed = True
             self.kill_all()
+        if self._rolling is not None:
+            self._rolling.cancel()
         self._stop.set()
 
     def kill_all(self) -> None:
@@ -96,14 +104,45 @@ class Supervisor:
             if child.process is not None:
                 child.process.signal(signal.SIGKILL)
 
-    def reload_gateway(self, version: int) -> None:
+    def roll(self) -> None:
+        """Restart all, one after the other, while the others serve. Asked again meanwhile, it is done once."""
+        if self._rolling is None or self._rolling.done():
+            self._rolling = asyncio.create_task(self._roll())
+
+    async def _roll(self) -> None:
+        if not self._was_up:
+            return self._tell("not restarted: the server is not up yet")
+        for worker in self._workers:
+            await self._replace(worker, signal.SIGTERM, WORKER_GRACE_S)
+        if len(self._gateways) == 1:
+            return self._tell("the workers were restarted; the only gateway was not, since none would answer meanwhile")
+        for gateway in self._gateways:
+            await self._replace(gateway, signal.SIGUSR1, self._gateway_s + GATEWAY_REPLACED_S)
+        self._tell("all gateways and workers were restarted")
+
+    async def _replace(self, child: Child, how: int, within_s: float) -> None:
+        """Returns when its next life serves, and every gateway finds every worker ready."""
+        process = child.process
+        if process is not None and child.is_alive:
+            self._tell(f"{child.name} is restarted")
+            child.is_leaving = True
+            process.signal(signal.SIGKILL if child.healthy_since_s is None else how)
+            _, late = await asyncio.wait([asyncio.ensure_future(process.wait())], timeout=within_s)
+            if late:
+                self._tell(f"{child.name} did not end in {within_s:g} s and is killed")
+                process.signal(signal.SIGKILL)
+                await asyncio.wait(late)
+        while child.process is process or not child.is_serving or not all(each.is_whole for each in self._gateways):
+            await asyncio.sleep(_LOOK_S)
+
+    def reload_gateways(self, version: int) -> None:
         """The orders have changed."""
         self._version = version
-        self._renew()
+        for gateway in self._gateways:
+            self._renew(gateway)
 
-    def _renew(self) -> None:
-        """Until the gateway says that it follows the newest orders: a signal may come when it is not looking."""
-        gateway = self._gateway
+    def _renew(self, gateway: Child) -> None:
+        """Until it says that it follows the newest orders: a signal may come when it is not looking."""
         is_reachable = gateway.healthy_since_s is not None and not self._stop.is_set()
         if gateway.process is not None and is_reachable and gateway.version < self._version:
             gateway.process.signal(signal.SIGHUP)
@@ -113,6 +152,8 @@ class Supervisor:
             why, code = await self._live(child)
             if self._stop.is_set():
                 return
+            if child.is_leaving:
+                continue
             if not child.was_healthy and not self._was_up and code in _SAID_WHY:
                 raise StartFailed(f"{child.name} cannot start: {child.last_words or why}")
             now_s, since_s = self._clock.now_s(), child.healthy_since_s
@@ -124,7 +165,7 @@ class Supervisor:
     async def _live(self, child: Child) -> tuple[str, int]:
         """One life of a child: how it ended, in words and as an exit code."""
         child.healthy_since_s = child.beat = None
-        child.is_serving = False
+        child.is_serving = child.is_whole = child.is_leaving = False
         try:
             process = await self._launcher.start(child.command())
         except OSError as error:
@@ -173,8 +214,9 @@ class Supervisor:
         if report.note:
             self._tell(f"{child.name}: {report.note}")
         child.version = report.version
+        child.is_whole = report.is_whole
         self._healthy(child)
-        self._renew()
+        self._renew(child)
         if report.step is Step.SERVING and not child.is_serving:
             self._serves(child)
 
@@ -199,8 +241,8 @@ class Supervisor:
             self._up()
 
     async def _drain(self) -> bool:
-        """The gateway first: workers must finish what it still streams."""
-        in_time = await self._end([self._gateway], self._gateway_s + GATEWAY_END_S)
+        """The gateways first: workers must finish what they still stream."""
+        in_time = await self._end(self._gateways, self._gateway_s + GATEWAY_END_S)
         return await self._end(self._workers, WORKER_GRACE_S) and in_time
 
     async def _end(self, children: Sequence[Child], within_s: float) -> bool:

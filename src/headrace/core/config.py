@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from headrace.core.errors import InvalidInput
+from headrace.core.redis_address import check_redis, is_redis
 from headrace.core.request import Tier
 from headrace.core.stages import Stage
 
@@ -171,7 +172,8 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # How long a stream that ended can be read again, and the most that all of these may take in memory.
     resume_s: float = 300.0
     resume_bytes: int = 256 << 20
-    # Where streams are kept so that they outlive their gateway: file (in the run folder) or memory (nowhere).
+    # Where streams are kept so that they outlive their gateway: file (in the run folder), memory (nowhere), or the
+    # address of a Redis, which several gateways share.
     journal: str = "file"
     # Text that no reader of a stream has read: past this its sequences pause. A reader that is behind by so much for
     # the time is cut off; with the last one the stream is aborted.
@@ -221,6 +223,7 @@ _KEY_HASH = re.compile(r"[0-9a-f]{64}")
 _GATEWAY_RANGES: dict[str, tuple[float, float]] = {
     "port": (0, 65535),
     "grpc_port": (0, 65535),
+    "processes": (1, 64),
     "receive_s": (0.01, 3600),
     "max_headers": (1, 10_000),
     "max_header_bytes": (256, 1 << 20),
@@ -280,12 +283,17 @@ def _check_promises(engine: EngineConfig) -> None:
 
 
 def _check_gateway(gateway: GatewayConfig) -> None:
-    if gateway.processes != 1:
-        message = "gateway.processes must be 1: more than one gateway needs Redis, which is not built in yet"
-        raise InvalidInput(message, param="gateway.processes")
-    if gateway.journal not in JOURNALS:
-        raise InvalidInput(f"gateway.journal must be one of {', '.join(JOURNALS)}", param="gateway.journal")
+    if is_redis(gateway.journal):
+        check_redis(gateway.journal, "gateway.journal")
+    elif gateway.journal not in JOURNALS:
+        message = f"gateway.journal must be {', '.join(JOURNALS)} or the address of a Redis (redis://127.0.0.1)"
+        raise InvalidInput(message, param="gateway.journal")
     _check_ranges("gateway", gateway, _GATEWAY_RANGES)
+    if gateway.processes > 1 and not is_redis(gateway.journal):
+        message = (
+            'more than one gateway needs Redis: set gateway.journal to its address (journal = "redis://127.0.0.1")'
+        )
+        raise InvalidInput(message, param="gateway.processes")
     if not gateway.host:
         raise InvalidInput("gateway.host must name an address", param="gateway.host")
     if (gateway.tls_cert is None) != (gateway.tls_key is None):

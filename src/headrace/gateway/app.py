@@ -21,17 +21,20 @@ from headrace.gateway.door import Door, is_loopback_peer, plain_headers
 from headrace.gateway.endpoints import ROUTES
 from headrace.gateway.errors import MethodNotAllowed, failure_of, shutting_down, too_many_open
 from headrace.gateway.exchange import Exchange
+from headrace.gateway.finding import Finding
 from headrace.gateway.logbook import log_failure, log_request
 from headrace.gateway.openapi import document
 from headrace.gateway.peer import ClientGone, Receive, Send
 from headrace.gateway.pulse import Pulse
 from headrace.gateway.routes import Access, Resource, Route, RouteTable
+from headrace.streams.journal import SharedJournal
 from headrace.streams.shelf import Shelf
 from headrace.streams.stream import Stream
 from headrace.telemetry.metrics import Metrics, Sample
 
 # What the path of a request may hold.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:@+~-]{1,128}")
+_ID_HEADERS = ("x-request-id", "x-client-request-id")
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9, _-]{1,1000}")
 # Any of them: a proxy sent this.
 _FORWARDED = frozenset({"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"})
@@ -52,15 +55,21 @@ def build_app(
     *,
     inject: Mapping[str, float] | None = None,
     routes: Iterable[Route] = ROUTES,
+    journal: SharedJournal | None = None,
 ) -> "Gateway":
-    """`service` is the serving.Service behind it, or a double of it; `inject` is Config.inject."""
+    """`service` is the serving.Service behind it, or a double of it; `inject` is Config.inject; `journal` is the
+    service's where other gateways write it too."""
     table = RouteTable(routes)
     shelf = Shelf(clock.now_s, bounds_of(config))
     pulse = Pulse(clock, metrics.observe_lag, shelf.tick)
-    context = Context(config, clock, service, metrics, pulse, shelf, dict(inject or {}), document(table.routes))
+    finding = Finding(shelf, service, lambda stream: gateway.adopt(stream), clock.now_s, journal)
+    context = Context(
+        config, clock, service, metrics, pulse, shelf, finding, dict(inject or {}), document(table.routes)
+    )
     metrics.watch_loop(lambda: pulse.lag_s)
     metrics.watch_open(lambda: len(pulse))
-    return Gateway(context, table, Door(keys, config))
+    gateway = Gateway(context, table, Door(keys, config))
+    return gateway
 
 
 class Gateway:
@@ -92,6 +101,17 @@ class Gateway:
     def drain(self) -> None:
         """From now on new requests are sent elsewhere; those that are open go on."""
         self.context.is_draining = True
+
+    def retire(self) -> None:
+        """Another gateway takes the place of this one: what is still asked here is answered, on connections that end."""
+        self.context.is_retiring = True
+
+    def leave_streams(self) -> None:
+        """The time to finish is over, for one that is being replaced: what is kept is read on elsewhere, and is left
+        as it is; the rest ends with an error."""
+        finding = self.context.finding
+        failure = failure_of(shutting_down())
+        self.context.pulse.fail(failure, lambda stream: stream.is_kept or finding.is_mirrored(stream))
 
     def adopt(self, stream: Stream) -> None:
         """One that an earlier life of this gateway left: it can be read on here, and goes on for its grace."""
@@ -181,7 +201,7 @@ class Gateway:
             if self._num_open > context.config.max_open_requests:
                 raise too_many_open()
         if route.events and route.body is not None:
-            _take_id(exchange)
+            await _take_id(exchange)
         return route
 
     def _authenticate(self, exchange: Exchange, resource: Resource | None) -> None:
@@ -245,7 +265,7 @@ class Preflight(Exception):
 
 
 def _request_id(headers: Mapping[str, str]) -> str:
-    wanted = headers.get("x-request-id") or headers.get("x-client-request-id")
+    wanted = headers.get(_ID_HEADERS[0]) or headers.get(_ID_HEADERS[1])
     return wanted if wanted and _REQUEST_ID.fullmatch(wanted) else _new_id()
 
 
@@ -253,12 +273,17 @@ def _new_id() -> str:
     return "req_" + secrets.token_hex(12)
 
 
-def _take_id(exchange: Exchange) -> None:
+async def _take_id(exchange: Exchange) -> None:
     """A request that may become a stream gets an id that no other of its tenant's has, whatever it asked for. One that
     resumes a stream means that stream's."""
     if exchange.caller is None or exchange.last_event_id is not None:
         return
-    while not exchange.context.shelf.take_id(exchange.caller.tenant, exchange.request_id):
+    shelf, tenant = exchange.context.shelf, exchange.caller.tenant
+    # One that was made here is not elsewhere.
+    is_wanted = exchange.request_id in (exchange.headers.get(name) for name in _ID_HEADERS)
+    if is_wanted and await exchange.context.finding.is_elsewhere(tenant, exchange.request_id):
+        exchange.request_id = _new_id()
+    while not shelf.take_id(tenant, exchange.request_id):
         exchange.request_id = _new_id()
     exchange.has_taken_id = True
 

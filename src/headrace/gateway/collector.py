@@ -22,6 +22,10 @@ class Collector:
         self._grace_s = grace_s
         self._failure: Failure | None = None
 
+    @property
+    def stream(self) -> Stream:
+        return self._stream
+
     async def run(self) -> list[Record]:
         """All records. StreamFailed where the stream broke, ClientGone where nobody waits for it any more."""
         self._context.pulse.add(self)

@@ -12,6 +12,7 @@ from headrace.core.config import GatewayConfig
 from headrace.core.errors import HeadraceError
 from headrace.core.ports import Clock
 from headrace.core.stages import Stage, StageClock
+from headrace.gateway.finding import Finding
 from headrace.gateway.pulse import Pulse
 from headrace.streams.audience import Owner
 from headrace.streams.shelf import Bounds, Shelf
@@ -51,11 +52,15 @@ class Context:
     metrics: Metrics
     pulse: Pulse
     shelf: Shelf
+    finding: Finding
     # Seconds to sleep when a request enters a stage.
     inject: Mapping[str, float] = field(default_factory=dict)
     # The OpenAPI document as it is sent.
     document: bytes = b""
+    # New requests are refused.
     is_draining: bool = False
+    # They are answered, and told to come on another connection: this gateway is being replaced.
+    is_retiring: bool = False
     # The gateway's own.
     answer: Answer = field(default=_unanswered)
     large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LARGE))

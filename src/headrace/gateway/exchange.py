@@ -28,6 +28,7 @@ MAX_QUERY_FIELDS = 32
 _NO_HEADERS: Mapping[str, str] = {}
 _API_VERSION = (b"openai-version", b"2020-10-01")
 _JSON = (b"content-type", b"application/json")
+_CLOSE = (b"connection", b"close")
 _NO_STORE = (b"cache-control", b"no-store")
 _NO_SNIFF = (b"x-content-type-options", b"nosniff")
 _EVENTS = [
@@ -274,6 +275,8 @@ class Exchange:
             headers.append((b"server-timing", server_timing(self.stages).encode("ascii")))
         if self.cors:
             headers += self.cors
+        if self.context.is_retiring:
+            headers.append(_CLOSE)
         return headers
 
     def _peer(self) -> Peer:

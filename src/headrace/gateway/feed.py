@@ -17,6 +17,7 @@ from headrace.gateway.sender import LARGE_FRAME, UNREAD
 from headrace.gateway.window import Window
 from headrace.streams.audience import Audience
 from headrace.streams.record import Failure, Record
+from headrace.streams.stream import Stream
 
 MAX_FRAMES_PER_WRITE = 64
 # How long a reader takes nothing before its sequences may be paused for it: a pause gives up the slot.
@@ -87,6 +88,10 @@ class Feed:
         # When the first and the last frame was given to the connection.
         self.first_s: float | None = None
         self.last_s: float | None = None
+
+    @property
+    def stream(self) -> Stream:
+        return self._stream
 
     async def run(self) -> None:
         """Until the end was said, or nobody is there to hear it."""

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 
 from headrace.core.ports import Clock
 from headrace.streams.record import Failure
+from headrace.streams.stream import Stream
 
 T = TypeVar("T")
 PULSE_S = 0.25
@@ -18,6 +19,9 @@ _LOG = logging.getLogger("headrace.gateway")
 
 class Open(Protocol):
     """An answer that waits for a stream."""
+
+    @property
+    def stream(self) -> Stream: ...
 
     def tick(self, now_s: float) -> None: ...
 
@@ -55,9 +59,11 @@ class Pulse:
         for answer in tuple(self._open):
             self._tell(answer.tick, now_s)
 
-    def fail(self, failure: Failure) -> None:
+    def fail(self, failure: Failure, spared: Callable[[Stream], bool] | None = None) -> None:
+        """All of them, but for those whose stream is `spared`."""
         for answer in tuple(self._open):
-            self._tell(answer.fail, failure)
+            if spared is None or not spared(answer.stream):
+                self._tell(answer.fail, failure)
 
     def _tell(self, tell: Callable[[T], None], what: T) -> None:
         """One answer that fails must not take the beat from the others."""

@@ -18,6 +18,7 @@ from headrace.gateway.peer import Peer, Send
 from headrace.streams.audience import Audience
 from headrace.streams.reader import merge
 from headrace.streams.record import Ending, Failure, Record, Usage
+from headrace.streams.stream import Stream
 
 PING = b": ping\n\n"
 # A reader lags when more records than this came while one write waited for it: it gets what it missed as one frame.
@@ -79,6 +80,10 @@ class Sender:
         # When the first and the last of what the model said was taken by the transport.
         self.first_s: float | None = None
         self.last_s: float | None = None
+
+    @property
+    def stream(self) -> Stream:
+        return self._stream
 
     @property
     def is_done(self) -> bool:

@@ -20,6 +20,10 @@ from headrace.gateway.websocket.connection import Connection
 
 KEEP_ALIVE_S = 75
 UNSENT_PULSE_S = (0.05, 2.0)
+# How long a gateway that is replaced still answers what is asked on connections that it has accepted.
+LINGER_S = 1.0
+# For an error to reach who cannot read on elsewhere.
+LAST_WORDS_S = 2.0
 
 
 class Face(Protocol):
@@ -44,6 +48,11 @@ class _Server(uvicorn.Server):
                 elif isinstance(connection, Connection):
                     connection.check()
 
+    def refuse_more(self) -> None:
+        """Connections from now on are somebody else's."""
+        for server in self.servers:
+            server.close()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
@@ -55,10 +64,15 @@ async def serve(
     config: GatewayConfig,
     stop: asyncio.Event,
     *,
+    retire: asyncio.Event | None = None,
     started: asyncio.Event | None = None,
     faces: Sequence[Face] = (),
 ) -> None:
-    """Until `stop` is set and every answer is out, or `drain_s` after that. The sockets are closed then."""
+    """Until `stop` is set and every answer is out, or `drain_s` after that. The sockets are closed then.
+
+    `retire` is for a gateway that is replaced while others listen on the same sockets: nothing that it has accepted is
+    refused, and what is kept and not over in time is left for them to go on with.
+    """
     certificate = None
     if config.tls_cert is not None and config.tls_key is not None:
         certificate = Certificate(config.tls_cert, config.tls_key)
@@ -68,6 +82,7 @@ async def serve(
         tasks.append(asyncio.create_task(certificate.watch()))
     running = asyncio.create_task(server.serve(list(sockets)))
     stopping = asyncio.create_task(stop.wait())
+    retiring = asyncio.create_task((retire or asyncio.Event()).wait())
     try:
         while not server.started and not running.done():
             await asyncio.sleep(0.005)
@@ -75,18 +90,27 @@ async def serve(
             await face.start()
         if started is not None and not running.done():
             started.set()
-        await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
-        app.drain()
+        await asyncio.wait((running, stopping, retiring), return_when=asyncio.FIRST_COMPLETED)
+        if retiring.done() and not stopping.done():
+            app.retire()
+            server.refuse_more()
+            await asyncio.wait((running, stopping), timeout=LINGER_S, return_when=asyncio.FIRST_COMPLETED)
+        if stopping.done() or running.done():
+            app.drain()
         server.should_exit = True
         ending = (running, *(asyncio.ensure_future(face.finish()) for face in faces))
         _, pending = await asyncio.wait(ending, timeout=config.drain_s)
+        if pending and not app.context.is_draining:
+            app.leave_streams()
+            await asyncio.wait(ending, timeout=LAST_WORDS_S)
+            return
         if pending:
             app.close_streams()
         await asyncio.gather(*ending)
     finally:
-        for task in (*tasks, stopping):
+        for task in (*tasks, stopping, retiring):
             task.cancel()
-        await asyncio.gather(*tasks, stopping, return_exceptions=True)
+        await asyncio.gather(*tasks, stopping, retiring, return_exceptions=True)
 
 
 def _uvicorn_config(app: Gateway, config: GatewayConfig, certificate: Certificate | None) -> uvicorn.Config:

@@ -45,7 +45,7 @@ class SavedAsk(Struct, frozen=True, array_like=True):
 
 
 class SavedOrder(Struct, frozen=True, array_like=True):
-    """`age_s` is since the request's first byte, at the time of saving. `most_tokens` has an entry for each choice."""
+    """`age_s` is how old the request was when its stream began. `most_tokens` has an entry for each choice."""
 
     caller: Caller
     asks: tuple[SavedAsk, ...]
@@ -55,10 +55,11 @@ class SavedOrder(Struct, frozen=True, array_like=True):
     most_tokens: tuple[int, ...]
 
 
-def save_order(life: Life, now_s: float) -> bytes:
+def save_order(life: Life, age_s: float) -> bytes:
+    """`age_s`: since its first byte, when its stream began."""
     asks = tuple(_save(prepared) for prepared in life.asks)
     most_tokens = tuple(voice.most_tokens for voice in life.voices)
-    saved = SavedOrder(life.caller, asks, life.counts, life.age_s(now_s), life.numerics, most_tokens)
+    saved = SavedOrder(life.caller, asks, life.counts, age_s, life.numerics, most_tokens)
     return msgspec.msgpack.encode(saved)
 
 
@@ -66,7 +67,7 @@ def read_order(data: bytes) -> SavedOrder:
     """InvalidInput for what this version cannot go on with."""
     try:
         return msgspec.msgpack.decode(data, type=SavedOrder)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidInput(f"the journal's request cannot be gone on with here: {error}") from error
 
 

@@ -118,8 +118,11 @@ class Life:
         self.numerics = numerics
         self._before_s = age_s - now_s
         for record in records:
+            said_s = record.age_s - self._before_s
+            if self.first_s is None:
+                self.first_s = said_s
             for part in record.parts:
-                self.voices[part.choice].recall(part)
+                self.voices[part.choice].recall(part, said_s)
 
     def admitted(self) -> "asyncio.Future[None]":
         """Done when a worker has accepted every choice; raises what one was refused for."""

@@ -7,27 +7,28 @@ and in its order, whoever says it. What goes wrong with one life ends that one: 
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
 
 import numpy as np
 
 from headrace.core.errors import HeadraceError, Refused, Unreachable, WorkerKilled
 from headrace.core.event import Counter, Outcome
-from headrace.core.messages import AttachPart, End, Frame, GrammarText, Refusal, ScoreTable, SubmitPart, WorkerState
+from headrace.core.hashing import sequence_digest
+from headrace.core.messages import AttachPart, End, Frame, GrammarText, Refusal, SubmitPart, WorkerState
 from headrace.core.ports import Clock
 from headrace.core.request import Request
 from headrace.serving.failures import WORKER_KILLED, WORKER_LOST, error_of, failure_of, failure_of_end
 from headrace.serving.life import Life
 from headrace.serving.replica_table import ReplicaEnd
+from headrace.serving.rescue import Rescue, Seeker
+from headrace.serving.scores import scored, tell_score
 from headrace.serving.voice import Voice
-from headrace.streams.record import Alternative, Ending, Failure, Part, Usage
+from headrace.streams.record import Ending, Failure, Part, Usage
 
 log = logging.getLogger("headrace.serving")
 
 INTERNAL = Failure("internal_error", "the server failed to tell this reply")
-
 
 # Of an end that nobody here asked for: another gateway has taken the sequence over.
 _TAKEN = "taken"
@@ -37,40 +38,12 @@ _PAUSE_S = 0.05
 _NOT_ATTACHABLE = "not_attachable"
 
 
-class Rescue(Protocol):
-    """Who finds another worker for voices that lost theirs: `serving.recovery`."""
-
-    def judge(self, replica: str, lost: Mapping[Life, Sequence[Voice]]) -> Collection[Life]:
-        """A worker died, and these were there. Which of them have to end for it."""
-
-    def displace(self, life: Life, voices: Sequence[Voice], *, after_s: float = 0.0) -> None:
-        """Voices that go on elsewhere, at the next `look` that is not before `after_s`."""
-
-    def forget(self, life: Life) -> None: ...
-
-    def heard(self) -> None:
-        """Voices have heard a frame."""
-
-    def look(self) -> None:
-        """Place what can be placed."""
-
-
-class Seeker(Protocol):
-    """Who finds the workers of lives that another gateway had: `serving.revival`."""
-
-    def refused(self, voice: Voice) -> bool:
-        """A worker does not have it. Whether another is asked."""
-
-    def found(self, voice: Voice) -> None:
-        """A worker has it."""
-
-
 class Lives:
-    """`rescue` is told here once it is there. What is said within one `held` goes to the journal together.
+    """`rescue` and `seeker` are told here once they are there. What is said within one `held` goes to the journal together.
     `detokenise_s` makes the last step of every stream late."""
 
     rescue: Rescue
-    revival: Seeker | None = None
+    seeker: Seeker | None = None
 
     def __init__(self, clock: Clock, *, detokenise_s: float = 0.0) -> None:
         self._clock = clock
@@ -92,7 +65,8 @@ class Lives:
         for voices, request in parts:
             grammar = voices[0].prepared.grammar
             text = None if grammar is None else GrammarText(grammar.kind, grammar.source)
-            made.append(SubmitPart(tuple(next(self._keys) for _ in voices), request, text, voices[0].number))
+            keys = tuple(next(self._keys) for _ in voices)
+            made.append(SubmitPart(keys, request, text, voices[0].number, voices[0].life.stream.is_kept))
         replica.submit(*made)
         now_s = self._clock.now_s()
         for part, (voices, _) in zip(made, parts, strict=True):
@@ -103,24 +77,23 @@ class Lives:
                 voice.submitted(replica, key, now_s)
 
     def attach(self, replica: ReplicaEnd, voice: Voice) -> None:
-        """Ask a worker for what it has of it, from the first token on that was not heard. Raises Unreachable; then the
+        """Ask a worker for what it has of it, from the first token on that was not heard. Raises Refused; then the
         voice is as it was."""
-        key, life = next(self._keys), voice.life
-        replica.attach(AttachPart(key, life.caller.tenant, life.stream.id, voice.number, len(voice.heard)))
+        key, life, prepared = next(self._keys), voice.life, voice.prepared
+        digest = sequence_digest(prepared.prompt_ids, prepared.sampling.seed, voice.choice_of_ask, voice.heard)
+        name = (life.caller.tenant, life.stream.id, voice.number)
+        replica.attach(AttachPart(key, *name, len(voice.heard), digest))
+        life.replica = replica.name
         self._voices[key] = voice
         voice.attached(replica, key, self._clock.now_s())
 
-    def abandon(self, life: Life) -> None:
-        """Another gateway speaks for it: what its workers say of it here is not for us any more."""
-        self.rescue.forget(life)
-        for voice in life.voices:
-            self._voices.pop(voice.key, None)
-            voice.key = -1
-
     def drop(self, life: Life) -> None:
-        """Abort whatever of a life is with a worker, and forget its keys."""
+        """Abort whatever of a life is with a worker, and forget its keys. What another gateway has taken over is not
+        known there by them any more."""
         life.forget_admission()
         self.rescue.forget(life)
+        if self.seeker is not None:
+            self.seeker.forget(life.voices)
         for voice in life.voices:
             self._release(voice)
 
@@ -150,22 +123,47 @@ class Lives:
 
     def _take(self, frame: Frame) -> None:
         now_s = self._clock.now_s()
-        voices = self._voices
-        for key in frame.accepted:
-            if (accepted := voices.get(key)) is not None:
-                accepted.is_accepted = True
-                accepted.life.accept()
-                if accepted.is_attached and self.revival is not None:
-                    self.revival.found(accepted)
-        for refusal in frame.refused:
-            self._refuse(refusal)
+        self._take_answers(frame)
         if frame.scores is not None:
-            self._hand_out(frame.scores)
+            for voice, score in scored(frame.scores, self._voices):
+                try:
+                    tell_score(voice, score)
+                except Exception:
+                    log.exception("a score of request %s could not be told", voice.life.stream.id)
+                    self._break(voice.life)
         ended = {end.key for end in frame.ended}
         said: dict[Life, list[Part]] = {}
+        if frame.keys:
+            self._hear(frame, ended, said, now_s)
+        if ended:
+            self._take_ends(frame, said, now_s)
+        else:
+            self._tell(said, frame.step, now_s)
+        if self._displaced:
+            displaced, self._displaced = self._displaced, []
+            for life, lost in _by_life(displaced).items():
+                with self.guard(life):
+                    self._lose(life, lost, after_s=_PAUSE_S)
+            self.rescue.look()
+        self.rescue.heard()
+
+    def _take_answers(self, frame: Frame) -> None:
+        """What was accepted and what was refused."""
+        for key in frame.accepted:
+            if (voice := self._voices.get(key)) is not None:
+                voice.is_accepted = True
+                voice.life.accept()
+                if voice.is_attached and self.seeker is not None:
+                    self.seeker.forget((voice,))
+        for refusal in frame.refused:
+            self._refuse(refusal)
+
+    def _hear(self, frame: Frame, ended: Set[int], said: dict[Life, list[Part]], now_s: float) -> None:
+        """The tokens of a frame, and what they let their voices say, but for those that end with it."""
+        voices = self._voices
         # A worker that is attached to says several tokens of a voice at once: they are told as one.
         telling: dict[Voice, None] = {}
-        for key, index, token in frame.rows() if frame.keys else ():
+        for key, index, token in frame.rows():
             voice = voices.get(key)
             if voice is None or voice.is_stopped:
                 continue
@@ -196,17 +194,6 @@ class Lives:
             except Exception:
                 log.exception("a token of request %s could not be told", life.stream.id)
                 self._break(life)
-        if ended:
-            self._take_ends(frame, said, now_s)
-        else:
-            self._tell(said, frame.step, now_s)
-        if self._displaced:
-            displaced, self._displaced = self._displaced, []
-            for life, lost in _by_life(displaced).items():
-                with self.guard(life):
-                    self._lose(life, lost, after_s=_PAUSE_S)
-            self.rescue.look()
-        self.rescue.heard()
 
     def lost(self, replica: str, keys: Sequence[int]) -> None:
         with self.held():
@@ -216,6 +203,8 @@ class Lives:
         found = [voice for key in keys if (voice := self._voices.pop(key, None)) is not None]
         for voice in found:
             voice.key = -1
+        if self.seeker is not None:
+            self.seeker.forget(found)
         by_life = _by_life(found)
         culprits = self.rescue.judge(replica, by_life)
         for life, voices in by_life.items():
@@ -343,10 +332,11 @@ class Lives:
         for voice in voices:
             voice.key = -1
         life = voices[0].life
-        if refusal.code == _NOT_ATTACHABLE:
-            self._displaced += [voice for voice in voices if self.revival is None or not self.revival.refused(voice)]
-            return
         with self.guard(life):
+            if refusal.code == _NOT_ATTACHABLE:
+                seeker = self.seeker
+                self._displaced += [voice for voice in voices if seeker is None or not seeker.refused(voice)]
+                return
             error = error_of(refusal)
             if isinstance(error, Refused) and not life.is_opening:  # it was promised an answer: later, or elsewhere
                 self.rescue.displace(life, voices, after_s=error.retry_after_s)
@@ -382,26 +372,6 @@ class Lives:
         elif not life.left:
             life.close(None, now_s)
             self._tell_end(life)
-
-    def _hand_out(self, table: ScoreTable) -> None:
-        scores = table.unpack()
-        tops = zip(scores.top_ids.tolist(), scores.top_logprobs.tolist(), strict=True)
-        entries = zip(scores.owners.tolist(), scores.positions.tolist(), scores.logprobs.tolist(), tops, strict=True)
-        for owner, position, logprob, (ids, logprobs) in entries:
-            voice = self._voices.get(owner)
-            if voice is None:
-                continue
-            try:
-                data = voice.life.model.tokenizer.token_bytes
-                top = tuple(
-                    Alternative(token, data(token), chance)
-                    for token, chance in zip(ids, logprobs, strict=True)
-                    if token >= 0
-                )
-                voice.score(position, logprob, top)
-            except Exception:
-                log.exception("a score of request %s could not be told", voice.life.stream.id)
-                self._break(voice.life)
 
 
 def _by_life(voices: Sequence[Voice]) -> dict[Life, list[Voice]]:

@@ -5,10 +5,10 @@ whether they still have its sequences; what none of them has goes on by replay.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from headrace.core.errors import InvalidInput, Unreachable
+from headrace.core.errors import InvalidInput, Refused
 from headrace.core.ports import Clock
 from headrace.core.stages import Stage, StageClock
 from headrace.serving.birth import read_order
@@ -23,13 +23,16 @@ from headrace.streams.stream import Stream
 
 # Workers that are not ready by then do not have it any more.
 PATIENCE_S = 3.0
-LOOK_S = 0.02
+LOOK_S = 0.1
 
 
 @dataclass(slots=True)
 class _Search:
+    """`is_waiting` for a worker that can be asked; else one is asked."""
+
     asked: set[str]
     until_s: float
+    is_waiting: bool = False
 
 
 class Revival:
@@ -51,7 +54,8 @@ class Revival:
         self._clock = clock
         self._wall_s = wall_s
         self._searches: dict[Voice, _Search] = {}
-        lives.revival = self
+        self._timer: asyncio.TimerHandle | None = None
+        lives.seeker = self
 
     def stream(self, kept: Kept) -> Stream:
         """As it was. InvalidInput where it cannot be worded here."""
@@ -91,20 +95,34 @@ class Revival:
         if over or not life.left:
             self._lives.lose(life, over)
         until_s = self._clock.now_s() + PATIENCE_S
-        for voice in [] if life.stream.is_closed else life.live:
-            self._searches[voice] = _Search(set(), until_s)
-            self._go_on(voice)
+        for voice in life.live:
+            if not life.stream.is_closed:
+                self._searches[voice] = _Search(set(), until_s)
+                self._go_on(voice)
+
+    @property
+    def num_sought(self) -> int:
+        """Voices of which no worker has said yet that it has them."""
+        return len(self._searches)
 
     def refused(self, voice: Voice) -> bool:
         """A worker does not have it. Whether another will be asked."""
         return voice in self._searches and self._ask_next(voice)
 
+    def forget(self, voices: Iterable[Voice]) -> None:
+        """They are found, or lost, or over."""
+        for voice in voices if self._searches else ():
+            self._searches.pop(voice, None)
+
+    def look(self) -> None:
+        """Whom to ask may have changed, or the time is over."""
+        for voice, search in list(self._searches.items()):
+            if search.is_waiting and self._searches.get(voice) is search:
+                self._go_on(voice)
+
     def _go_on(self, voice: Voice) -> None:
         """Ask a worker that is there, wait for one that may come, or give it up."""
         life = voice.life
-        if life.stream.is_closed:
-            self._searches.pop(voice, None)
-            return
         with self._lives.guard(life):
             if not self._ask_next(voice):
                 self._lives.lose(life, [voice])
@@ -112,26 +130,37 @@ class Revival:
     def _ask_next(self, voice: Voice) -> bool:
         """False: all were asked, or nobody comes any more; the search is over then."""
         search = self._searches[voice]
+        search.is_waiting = False
         replicas = self._replicas.of(voice.life.model.name)
         for replica in replicas:
             if replica.is_ready and replica.name not in search.asked and _computes(replica, voice.life):
-                search.asked.add(replica.name)
                 try:
                     self._lives.attach(replica, voice)
-                    return True
-                except Unreachable:
+                except Refused:  # it is gone, or has no room: once more at the next look
                     continue
-        may_come = any(not replica.is_ready and replica.name not in search.asked for replica in replicas)
+                search.asked.add(replica.name)
+                return True
+        may_come = any(_may_come(replica, voice.life) and replica.name not in search.asked for replica in replicas)
         if may_come and self._clock.now_s() < search.until_s:
-            asyncio.get_running_loop().call_later(LOOK_S, self._go_on, voice)
+            search.is_waiting = True
+            self._arm()
             return True
         del self._searches[voice]
         return False
 
-    def found(self, voice: Voice) -> None:
-        """A worker has it."""
-        self._searches.pop(voice, None)
+    def _arm(self) -> None:
+        """One timer for all of them: there may be thousands."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.look()
 
 
 def _computes(replica: ReplicaEnd, life: Life) -> bool:
     return replica.card is not None and numerics_of(replica.card) == life.numerics
+
+
+def _may_come(replica: ReplicaEnd, life: Life) -> bool:
+    return not replica.is_ready or _computes(replica, life)

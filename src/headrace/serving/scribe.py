@@ -4,12 +4,15 @@ Everything that one frame of a worker brings goes in one append. Readers see a r
 another gateway has taken over is told so.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from headrace.streams.journal import Birth, Entry, Journal, Name
-from headrace.streams.record import Record
+from headrace.streams.journal import NOBODY, Birth, Entry, Journal, Name
+from headrace.streams.record import Ending, Failure, Record, Usage
 from headrace.streams.stream import Stream
+
+log = logging.getLogger("headrace.serving")
 
 
 class Scribe:
@@ -44,19 +47,44 @@ class Scribe:
             self._is_held = False
             self._flush()
 
+    def bury(self, birth: Birth, number: int, failure: Failure) -> None:
+        """End a stream that nobody can speak for any more, in the journal alone: it is not asked for again."""
+        ending = Record(number, ending=Ending(Usage(), failure))
+        self._append([Entry(birth.tenant, birth.stream, ending)], [])
+
     def _write(self, stream: Stream, record: Record) -> None:
         birth = self._births.pop(stream, None)
-        self._entries.append(Entry(stream.tenant, stream.id, record, None if birth is None else birth()))
+        try:
+            born = None if birth is None else birth()
+        except Exception:
+            # It says nothing else before this, so nothing of it is on its way.
+            log.exception("stream %s cannot be kept", stream.id)
+            stream.keeper = None
+            stream.publish()
+            return
+        self._entries.append(Entry(stream.tenant, stream.id, record, born))
         self._streams.append(stream)
         if not self._is_held:
             self._flush()
 
     def _flush(self) -> None:
-        if not self._entries:
-            return
-        entries, self._entries = self._entries, []
-        streams, self._streams = self._streams, []
-        self._journal.append(entries, lambda lost: self._publish(streams, lost))
+        if self._entries:
+            entries, self._entries = self._entries, []
+            streams, self._streams = self._streams, []
+            self._append(entries, streams)
+
+    def _append(self, entries: list[Entry], streams: list[Stream]) -> None:
+        """A journal does not raise. If one did, the readers of all these streams would wait for ever."""
+
+        def then(lost: frozenset[Name]) -> None:
+            told, streams[:] = streams[:], []
+            self._publish(told, lost)
+
+        try:
+            self._journal.append(entries, then)
+        except Exception:
+            log.exception("the journal failed to take %d records", len(entries))
+            then(NOBODY)
 
     def _publish(self, streams: list[Stream], lost: frozenset[Name]) -> None:
         for stream in streams:

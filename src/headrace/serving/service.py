@@ -34,7 +34,7 @@ from headrace.serving.replica_table import ReplicaEnd, ReplicaTable
 from headrace.serving.revival import Revival
 from headrace.serving.scribe import Scribe
 from headrace.streams.journal import Birth, Journal, Kept
-from headrace.streams.record import Dialect, Failure
+from headrace.streams.record import Dialect, Ending, Failure, Usage
 from headrace.streams.stream import Stream
 
 log = logging.getLogger("headrace.serving")
@@ -103,6 +103,7 @@ class Service:
         self._recovery = Recovery(self._lives, self._placement, clock)
         self._dialects = dialects
         self._scribe: Scribe | None = None
+        self._revival: Revival | None = None
         if journal is not None and dialects is not None:
             self._scribe = Scribe(journal, self._abandon)
             self._lives.held = self._scribe.held
@@ -165,6 +166,8 @@ class Service:
         try:
             await self._placement.place(life)
         except BaseException:
+            if stream.is_begun and not stream.is_closed:  # it is in the journal, and was to be read
+                life.tell_end(self._clock.now_s(), _cancelled("disconnected"))
             life.voices.clear()  # as in `finished`
             if self._scribe is not None:
                 self._scribe.forget(stream)
@@ -175,20 +178,38 @@ class Service:
     def revive(self, kept: Kept) -> Stream | None:
         """Speak for a stream that another life of this gateway, or another gateway, kept; None where that cannot be.
         If it has not ended it goes on, and who put it up says `finished` when it has."""
-        assert self._scribe is not None, "what revives streams has a journal"
+        assert self._scribe is not None and self._revival is not None, "what revives streams has a journal"
         try:
             stream = self._revival.stream(kept)
-            if stream.is_ended:
-                return stream
-            life = self._revival.life(kept, stream)
-        except HeadraceError as error:
-            log.warning("stream %s of the journal cannot be read: %s", kept.birth.stream, error.message)
+        except Exception as error:  # noqa: BLE001 - a loop of the top: an older version's must not keep others away
+            self._scribe.bury(kept.birth, len(kept.records) + 1, self._dead(kept, error))
             return None
+        if stream.is_ended:
+            return stream
         self._scribe.follow(stream)
+        try:
+            life = self._revival.life(kept, stream)
+        except Exception as error:  # noqa: BLE001 - likewise; it can be read as far as it came
+            stream.end(Ending(Usage(), self._dead(kept, error)))
+            return stream
         self._open[stream] = life
         with self._lives.guard(life):
             self._revival.adopt(life)
         return stream
+
+    def restored(self, kept: Kept) -> Stream:
+        """One that another gateway speaks for, as far as it was kept: to be read, and not to be spoken for. Raises
+        InvalidInput."""
+        assert self._revival is not None, "what restores streams has a journal"
+        return self._revival.stream(kept)
+
+    def _dead(self, kept: Kept, error: Exception) -> Failure:
+        """Why a stream of the journal does not go on."""
+        if isinstance(error, HeadraceError):
+            log.warning("stream %s of the journal cannot go on: %s", kept.birth.stream, error.message)
+            return Failure("stream_lost", error.message, 503)
+        log.error("stream %s of the journal cannot go on", kept.birth.stream, exc_info=error)
+        return Failure("stream_lost", "this stream cannot go on after its gateway was lost", 503)
 
     def _follow(self, life: Life) -> None:
         if self._scribe is None or self._dialects is None:
@@ -196,13 +217,14 @@ class Service:
         encode, stream, clock = self._dialects.encode, life.stream, self._clock
 
         def birth() -> Birth:
+            since_s = self._wall_s() - stream.created_s
             return Birth(
                 stream.id,
                 stream.tenant,
                 stream.model,
                 stream.fingerprint,
                 stream.created_s,
-                save_order(life, clock.now_s()),
+                save_order(life, life.age_s(clock.now_s()) - since_s),
                 encode(stream.dialect),
             )
 
@@ -212,14 +234,14 @@ class Service:
         """Another gateway has taken it over: whoever reads it here is to ask again."""
         life = self._open.get(stream)
         if life is not None:
-            self._lives.abandon(life)
+            self._lives.drop(life)
         stream.abandon(MOVED)
 
     def cancel(self, stream: Stream, why: str) -> None:
         """At once: every choice is aborted and the stream ends, if it had not, with a failure of this code."""
         life = self._open.get(stream)
         if life is not None:
-            self._lives.fail(life, Failure(why, "the request was cancelled", status=CANCELLED))
+            self._lives.fail(life, _cancelled(why))
 
     def pause(self, stream: Stream) -> None:
         """Stop generating until `resume`: nobody reads."""
@@ -249,6 +271,8 @@ class Service:
 
     def replica_changed(self, replica: ReplicaEnd) -> None:
         """A replica's state or connection is another than before."""
+        if self._revival is not None:
+            self._revival.look()
         self._recovery.replica_changed(replica)
 
     def explain(self, request_id: str, caller: Caller) -> Explanation:
@@ -267,3 +291,7 @@ class Service:
         delay_s = self._inject.get(stage, 0.0)
         if delay_s > 0.0:
             await asyncio.sleep(delay_s)
+
+
+def _cancelled(why: str) -> Failure:
+    return Failure(why, "the request was cancelled", status=CANCELLED)

@@ -229,16 +229,21 @@ class Voice:
         self.num_replayed = 0
         self.is_attached = True
 
-    def recall(self, part: Part) -> None:
-        """It said this in an earlier life: be as after that. HeadraceError where it would have said something else."""
+    def recall(self, part: Part, said_s: float) -> None:
+        """It said this in an earlier life, by today's clock at `said_s`: be as after that. HeadraceError where it would
+        have said something else."""
         if part.is_prompt:
             self._wants_prompt = False
             self._num_chars += len(part.text)
             return
+        if part.ids and self.choice.stopped:
+            raise HeadraceError("a stream has gone on behind its stop string")
         for token in part.ids:
             self.hear(token)
+        self.is_stopped = self.choice.stopped
         if not part.index:
             self.num_cached = part.cached
+            self.first_s = said_s
         told = self.tell(part.finish)
         if part.finish is not None:
             self.finish = part.finish

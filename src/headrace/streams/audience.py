@@ -68,6 +68,10 @@ class Audience:
         else:
             self._set_paused(False)
 
+    def stay(self, now_s: float) -> None:
+        """It is read elsewhere: its grace begins now."""
+        self._empty_s = max(self._empty_s, now_s)
+
     def expel(self, reader: Reader, why: str, now_s: float) -> None:
         """It lags beyond its time, and does not count any more. A stream that nobody else reads is cancelled for that;
         one that has ended waits until it leaves."""

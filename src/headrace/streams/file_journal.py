@@ -2,7 +2,7 @@
 
 Survives kill -9 of the gateway. A file goes when all its streams have ended and their resume window has passed, or,
 the oldest first, when all together are over their bound: their streams then have expired. Where something of a stream
-could not be written, nothing of it is from then on, so that what lies here never has a gap.
+could not be written, nothing of it is from then on but that, so that no later life goes on from an earlier frame.
 """
 
 import asyncio
@@ -32,6 +32,8 @@ _LOCK = "lock"
 _RETRY_S = 1.0
 _SWEEP_S = 1.0
 _MAX_EXPIRED = 100_000
+# Of a record that stands for those that could not be written: it follows none, so its stream is known to have a gap.
+_GAP = 1 << 62
 # One living writer: nobody else can have claimed anything.
 _EPOCH = 0
 
@@ -107,6 +109,8 @@ class FileJournal:
         self._held: dict[Name, _Held] = {}
         # Digests of names, oldest first: an id may be long, and there are many.
         self._expired: dict[bytes, None] = {}
+        # Of what else lies here: streams of which something could not be written, and that is not written down yet.
+        self._gaps: dict[Name, None] = {}
         self._is_keeping = True
         self._retry_at_s = 0.0
         self._sweep_at_s = 0.0
@@ -180,6 +184,9 @@ class FileJournal:
 
     def sweep(self) -> None:
         """Delete the files that nobody may ask for any more, and the oldest ones beyond the bound."""
+        now_s = self._clock.now_s()
+        if self._gaps and now_s >= self._retry_at_s and not self._is_closed:
+            self._write((), now_s)
         if self._writer is not None and self._is_spent(self._writer.segment):
             self._end_segment()
         current = None if self._writer is None else self._writer.segment
@@ -191,12 +198,14 @@ class FileJournal:
             self._delete(self._segments[0])
 
     def _write(self, entries: Sequence[Entry], now_s: float) -> bool:
+        gaps = [Entry(*name, Record(_GAP)) for name in self._gaps]
         try:
             writer = self._writer_at(now_s)
-            writer.append(encode_append(entries, self._wall_s()))
+            writer.append(encode_append([*gaps, *entries] if gaps else entries, self._wall_s()))
         except OSError as error:
             self._fail(error, now_s)
             return False
+        self._note_gaps(writer.segment)
         if not self._is_keeping:
             self._is_keeping = True
             _LOG.info("the journal in %s keeps streams again", self._folder)
@@ -242,11 +251,22 @@ class FileJournal:
             if entry.record.ending is not None:
                 self._over(name, self._wall_s())
 
+    def _note_gaps(self, segment: Segment) -> None:
+        """They are written down in this file, which stays as long as what they are gaps of."""
+        for name in self._gaps:
+            held = self._held[name]
+            if segment not in held.segments:
+                held.segments.append(segment)
+                segment.names.add(name)
+            segment.over_s = max(segment.over_s, held.over_s or 0.0)
+        self._gaps.clear()
+
     def _give_up(self, names: Iterable[Name]) -> None:
         """Of these something was not kept: nothing that follows would be of use."""
         for name in names:
             if name in self._held:
                 self._over(name, self._wall_s())
+                self._gaps[name] = None
 
     def _over(self, name: Name, at_s: float) -> None:
         held = self._held[name]
@@ -257,6 +277,7 @@ class FileJournal:
 
     def _leave(self, name: Name) -> None:
         """Forget where an earlier stream of this name lies."""
+        self._gaps.pop(name, None)
         held = self._held.pop(name, None)
         for segment in held.segments if held is not None else ():
             segment.open.discard(name)

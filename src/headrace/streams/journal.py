@@ -5,7 +5,7 @@ a kept stream never has a gap: where something of it could not be kept, nothing 
 tenant and id together. Knows neither how generation goes on nor how frames are worded; it keeps both as bytes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -52,6 +52,14 @@ class Kept(Struct):
     ended_s: float | None = None
 
 
+class Call(Struct, frozen=True):
+    """What one gateway says to the one that owns a stream: that it is read elsewhere, or is to be cancelled."""
+
+    tenant: str
+    stream: str
+    is_cancel: bool = False
+
+
 class Expired(Struct, frozen=True):
     """It was kept here once, and is not any more."""
 
@@ -82,6 +90,23 @@ class Journal(Protocol):
         """Own the stream from now on, if nobody has claimed it since `epoch` and its owner is gone."""
 
     async def close(self) -> None: ...
+
+
+class SharedJournal(Journal, Protocol):
+    """One that several gateways write. What is asked raises Unreachable while its server does not answer."""
+
+    async def knows(self, tenant: str, stream: str) -> bool:
+        """It is here, whoever owns it."""
+
+    def tail(self, tenant: str, stream: str, after: int) -> AsyncIterator[Record]:
+        """The records behind `after` of a stream that another gateway writes, as they come, up to the ending. Ends
+        without one where the stream is gone."""
+
+    async def call(self, calls: Sequence[Call]) -> list[bool]:
+        """Say something of streams to who owns them: of each, whether there is an owner that lives."""
+
+    async def calls(self) -> list[Call]:
+        """What was said to this gateway since it was last asked."""
 
 
 class MemoryJournal:

@@ -16,18 +16,21 @@ from dataclasses import dataclass
 from hashlib import blake2b, sha1
 from typing import Any
 
+import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from headrace.core.errors import Unreachable
 from headrace.streams.codec import decode_birth, decode_record, encode_birth, encode_record
-from headrace.streams.journal import Birth, Entry, Expired, Kept, Name, Then
+from headrace.streams.journal import Birth, Call, Entry, Expired, Kept, Name, Then
 from headrace.streams.record import Record
 from headrace.streams.redis_line import Command, RedisLine, stop
-from headrace.streams.redis_scripts import APPEND, CLAIM, ENTRY, FORGET, RELEASE, RENEW
+from headrace.streams.redis_scripts import APPEND, CALL, CLAIM, ENTRY, FORGET, RELEASE, RENEW
 from headrace.streams.seal import Seal
 
 _LOG = logging.getLogger("headrace.streams")
+_encode_call = msgspec.msgpack.Encoder().encode
+_decode_call = msgspec.msgpack.Decoder(Call).decode
 _LABEL = "headrace redis journal 1"
 _APPEND_SHA = sha1(APPEND.encode(), usedforsecurity=False).hexdigest()
 # A stream that nobody has written to for so long, and nobody has ended, is gone.
@@ -36,6 +39,10 @@ _OPEN_S = 3600
 _MARK_S = 3600
 _CLOSE_S = 2.0
 _BATCH = 100
+# How long what was said to a gateway waits there to be heard, and how much is heard at a time.
+_CALL_S = 30
+_MAX_CALLS = 1000
+_CALL_PLACE = b"call"
 # How long a reader of another's stream waits in Redis at a time; the client's socket_timeout must be longer.
 _BLOCK_MS = 500
 
@@ -172,6 +179,27 @@ class RedisJournal:
                 last = record.number
                 if record.ending is not None:
                     return
+
+    async def knows(self, tenant: str, stream: str) -> bool:
+        """It is here, whoever owns it."""
+        with _translated():
+            return bool(await self._client.exists(f"{self._prefix}m:{_key((tenant, stream))[0]}"))
+
+    async def call(self, calls: Sequence[Call]) -> list[bool]:
+        """Say something of streams to who owns them: of each, whether there is an owner that lives."""
+        pipeline = self._client.pipeline(transaction=False)
+        for said in calls:
+            sealed = self._seal.seal(_encode_call(said), _CALL_PLACE)
+            pipeline.eval(CALL, 0, self._prefix, _key((said.tenant, said.stream))[0], sealed, _CALL_S)
+        with _translated():
+            return [bool(int(told)) for told in await pipeline.execute()]
+
+    async def calls(self) -> list[Call]:
+        """What was said to this gateway since it was last asked."""
+        with _translated():
+            found = await self._client.lpop(f"{self._prefix}c:{self._owner}", _MAX_CALLS)
+        opened = [self._seal.open(sealed, _CALL_PLACE) for sealed in found or ()]
+        return [_decode_call(data) for data in opened if data is not None]
 
     async def close(self) -> None:
         """Let go of all at once: whoever asks first takes what has not ended."""

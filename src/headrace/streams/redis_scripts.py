@@ -1,7 +1,8 @@
 """What the journal has Redis do by itself, in Lua: each script is one step that nobody can come between.
 
 Keys, behind the prefix: `m:` a stream's hash (own, birth, ended), `r:` its records (a Redis stream; an entry's id is the
-record's number), `t:` a mark that it was here, `o:` the open streams of an owner, `g` all owners, `l:` a gateway's lease.
+record's number), `t:` a mark that it was here, `o:` the open streams of an owner, `g` all owners, `l:` a gateway's lease,
+`c:` what others say to an owner.
 An owner is `gateway:life`; `own` is `gateway:life:epoch`. The keys are made here, so this is not for a Redis Cluster.
 """
 
@@ -91,6 +92,8 @@ local lease = ARGV[1] .. 'l:' .. ARGV[2]
 local life = redis.call('GET', lease)
 if life and life ~= ARGV[3] and ARGV[5] ~= '1' then return 0 end
 redis.call('SET', lease, ARGV[3], 'PX', ARGV[4])
+redis.call('EXPIRE', ARGV[1] .. 'g', 86400)
+redis.call('EXPIRE', ARGV[1] .. 'o:' .. ARGV[2] .. ':' .. ARGV[3], 86400)
 return 1
 """
 
@@ -104,5 +107,20 @@ return 1
 # ARGV: prefix, owner. Forgets an owner that is gone and of whom nothing is left.
 FORGET = """
 if redis.call('SCARD', ARGV[1] .. 'o:' .. ARGV[2]) == 0 then redis.call('SREM', ARGV[1] .. 'g', ARGV[2]) end
+return 1
+"""
+
+# ARGV: prefix, key, what is to be said, for how long (s). Says it to the owner of a stream that has not ended.
+# Returns whether there is one that lives.
+CALL = """
+local prefix, key = ARGV[1], ARGV[2]
+local found = redis.call('HMGET', prefix .. 'm:' .. key, 'own', 'ended')
+if not found[1] or found[2] then return 0 end
+local gateway, life = string.match(found[1], '^(.*):(%x+):%d+$')
+if redis.call('GET', prefix .. 'l:' .. gateway) ~= life then return 0 end
+local calls = prefix .. 'c:' .. gateway .. ':' .. life
+redis.call('RPUSH', calls, ARGV[3])
+redis.call('LTRIM', calls, -10000, -1)
+redis.call('EXPIRE', calls, ARGV[4])
 return 1
 """

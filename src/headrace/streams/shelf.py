@@ -79,6 +79,10 @@ class Shelf:
         self._taken.add(key)
         return True
 
+    def is_taken(self, tenant: str, id: str) -> bool:
+        """By a request that has no stream here: not yet, or never."""
+        return (tenant, id) in self._taken
+
     def free_id(self, tenant: str, id: str) -> None:
         """The request is over. A stream under this id stays."""
         self._taken.discard((tenant, id))
@@ -86,6 +90,7 @@ class Shelf:
     def put(self, stream: Stream, owner: Owner, *, grace_s: float) -> Audience:
         """From now on it can be found. Nobody reads it yet, and its grace has begun."""
         key = (stream.tenant, stream.id)
+        self._drop_moved(key)
         assert key not in self._open and key not in self._kept, f"stream {stream.id} is here already"
         audience = Audience(stream, owner, self._now_s(), grace_s=grace_s, on_over=self._keep)
         self._open[key] = audience
@@ -93,17 +98,32 @@ class Shelf:
         return audience
 
     def find(self, tenant: str, id: str) -> Audience:
-        """NotFound for what was never here and for what is another's alike, Expired for what was here."""
+        """NotFound for what was never here, for what another gateway has taken over and for what is another's alike,
+        Expired for what was here."""
         key = (tenant, id)
         found = self._open.get(key)
         if found is not None:
+            if found.stream.is_moved:
+                raise NotFound("There is no such stream.")
             return found
         kept = self._kept.get(key)
+        if kept is not None and kept.audience.stream.is_moved:
+            raise NotFound("There is no such stream.")
         if kept is not None and not self._is_past(kept, self._now_s()):
             return kept.audience
         if kept is not None or hash(key) in self._expired:
             raise Expired("This stream is over and is not kept any more.")
         raise NotFound("There is no such stream.")
+
+    def _drop_moved(self, key: Key) -> None:
+        """What another gateway took over may come back. Who still reads its end here reads on."""
+        found = self._open.get(key)
+        if found is not None and found.stream.is_moved:
+            del self._open[key]
+        kept = self._kept.get(key)
+        if kept is not None and kept.audience.stream.is_moved:
+            del self._kept[key]
+            self._size_bytes -= kept.size_bytes
 
     def tick(self, now_s: float) -> None:
         unread_bytes = self.bounds.unread_bytes
@@ -124,8 +144,9 @@ class Shelf:
         stream = audience.stream
         key = (stream.tenant, stream.id)
         stream.fold()
-        if self._open.pop(key, None) is None:
+        if self._open.get(key) is not audience:
             return
+        del self._open[key]
         now_s = self._now_s()
         kept = Kept(audience, now_s, stream.size_bytes + STREAM_BYTES)
         self._kept[key] = kept

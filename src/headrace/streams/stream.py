@@ -38,6 +38,7 @@ class Stream:
         "fingerprint",
         "id",
         "is_closed",
+        "is_moved",
         "keeper",
         "model",
         "records",
@@ -64,6 +65,8 @@ class Stream:
         self._unpublished: list[Record] = []
         # Its writer has written the ending.
         self.is_closed = False
+        # Another gateway speaks for it.
+        self.is_moved = False
 
     @property
     def is_ended(self) -> bool:
@@ -110,6 +113,11 @@ class Stream:
         self.is_closed = self.is_ended
 
     @property
+    def is_kept(self) -> bool:
+        """What it says outlives its gateway."""
+        return self.keeper is not None
+
+    @property
     def is_begun(self) -> bool:
         """Its writer has written something."""
         return self._next_number > 1
@@ -134,7 +142,7 @@ class Stream:
         """It goes on elsewhere: here it ends, with nothing kept of that."""
         self.keeper = None
         self._unpublished.clear()
-        self.is_closed = True
+        self.is_closed = self.is_moved = True
         if self.ending is None:  # also where one was written that is not kept
             self._add(Record(len(self.records) + 1, ending=Ending(Usage(), failure)))
 

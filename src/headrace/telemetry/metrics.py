@@ -57,14 +57,20 @@ def _zero() -> float:
     return 0.0
 
 
+def _true() -> bool:
+    return True
+
+
 def _no_replicas() -> Iterable[ReplicaView]:
     return ()
 
 
 class Metrics:
-    """Use from the loop's thread. `know` says which names may be labels, again after a reload."""
+    """Use from the loop's thread. `know` says which names may be labels, again after a reload. `index` is that of the
+    gateway among those behind its port."""
 
-    def __init__(self, models: Iterable[str] = (), tenants: Iterable[str] = ()) -> None:
+    def __init__(self, models: Iterable[str] = (), tenants: Iterable[str] = (), *, index: int = 0) -> None:
+        self._index = index
         self.know(models, tenants)
         self._requests: dict[tuple[str, str, str, str], int] = {}
         self._tokens: dict[tuple[str, str, str], int] = {}
@@ -81,6 +87,7 @@ class Metrics:
         self._lag_s: Callable[[], float] = _zero
         self._num_open: Callable[[], float] = _zero
         self._replicas: Callable[[], Iterable[ReplicaView]] = _no_replicas
+        self._is_keeping: Callable[[], bool] = _true
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -94,6 +101,9 @@ class Metrics:
 
     def watch_open(self, num_open: Callable[[], float]) -> None:
         self._num_open = num_open
+
+    def watch_journal(self, is_keeping: Callable[[], bool]) -> None:
+        self._is_keeping = is_keeping
 
     def watch_replicas(self, replicas: Callable[[], Iterable[ReplicaView]]) -> None:
         self._replicas = replicas
@@ -142,6 +152,11 @@ class Metrics:
             yield from family.collect()
         yield GaugeMetricFamily("headrace_open_streams", "Answers that wait for a model", self._num_open())
         yield GaugeMetricFamily("headrace_loop_lag_seconds", "How late the event loop runs", self._lag_s())
+        keeping = "Whether what streams say is kept, to be read on after this gateway is gone"
+        yield GaugeMetricFamily("headrace_journal_keeping", keeping, float(self._is_keeping()))
+        process = GaugeMetricFamily("headrace_gateway", "Which of the gateways these figures are of", labels=("index",))
+        process.add_metric((str(self._index),), 1.0)
+        yield process
         yield from self._collect_replicas()
 
     def _collect_replicas(self) -> Iterator[Metric]:

@@ -47,6 +47,8 @@ class Entry:
     matcher: "Future[Any] | None" = None
     # Of one that ended while it was nobody's.
     end: End | None = None
+    # Whether anybody may come for it once its link is lost.
+    outlives: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +71,7 @@ def entries_of(part: SubmitPart, link: int, arrived_s: float) -> list[Entry]:
             arrived_s,
             replace(request, choice=request.choice + index) if index else request,
             (request.tenant, request.request_id, part.first + index),
+            outlives=part.outlives,
         )
         for index, key in enumerate(part.keys)
     ]

@@ -4,9 +4,12 @@ Owned by the engine's thread. An orphan runs on or has ended, and waits to be at
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headrace.core.hashing import sequence_digest
 from headrace.core.messages import AttachPart
+from headrace.core.request import Request
 from headrace.worker.keys import NO_NUMBER, Entry
 
 ORPHAN_S = 30.0
@@ -57,14 +60,20 @@ class Orphans:
 
 def why_not_attach(entry: Entry, part: AttachPart) -> str:
     """Empty where every token from `part.index` on can be told, those that are known and those to come."""
+    request = entry.request
+    ids: Sequence[int] = request.replay_ids if entry.number == NO_NUMBER else entry.ids
+    if not 0 <= part.index <= len(ids):
+        return f"the sequence has {len(ids)} tokens, none from {part.index} on"
+    if part.digest and part.digest != _digest(request, ids[: part.index]):
+        return "another sequence has this name"
     if entry.number == NO_NUMBER:
         # Its replayed ids are not checked yet, so none of them is told.
-        known = len(entry.request.replay_ids)
-        return "" if part.index == known else "the sequence is still being taken in"
-    known = len(entry.ids)
-    if not 0 <= part.index <= known:
-        return f"the sequence has {known} tokens, none from {part.index} on"
+        return "" if part.index == len(ids) else "the sequence is still being taken in"
     return "the log-probabilities of its tokens are not kept" if is_score_lost(entry, part.index) else ""
+
+
+def _digest(request: Request, ids: Sequence[int]) -> bytes:
+    return sequence_digest(request.prompt_ids, request.sampling.seed, request.choice, ids)
 
 
 def is_score_lost(entry: Entry, index: int) -> bool:

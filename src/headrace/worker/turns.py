@@ -316,10 +316,10 @@ class TurnLoop:
                 self._engine.resume(entry.number, now_s)
 
     def _leave(self, left: Left, now_s: float) -> None:
-        """Nobody is left to hear of these sequences; somebody may come for them. The paused ones stay so."""
+        """Nobody is left to hear of these sequences; somebody may come for some. The paused ones stay so."""
         self._packer.drop_link(left.link)
         for entry in self._keys.of(left.link):
-            if not self._recall(entry):
+            if not entry.outlives or not self._recall(entry):
                 self._give_up((entry,), now_s)
                 continue
             entry.is_paused |= left.link in self._crowded

@@ -34,7 +34,7 @@ class Scene:
         assert isinstance(loop, VirtualLoop)
         self.loop = loop
         self.supervisor = Supervisor(
-            Child("gateway", lambda: Command(("gateway",), talks=True)),
+            [Child("gateway", lambda: Command(("gateway",), talks=True))],
             [Child("worker m 0", lambda: Command(("worker",)), "w0")],
             self.launcher,
             self.network,
@@ -291,12 +291,12 @@ def test_a_death_during_the_stop_is_no_reason_to_start_again() -> None:
 def test_only_a_gateway_that_listens_is_told_to_reload() -> None:
     async def story(scene: Scene) -> None:
         await asyncio.sleep(0.1)
-        scene.supervisor.reload_gateway(1)  # it would not know the signal yet, and die
+        scene.supervisor.reload_gateways(1)  # it would not know the signal yet, and die
         assert scene.launcher.last("gateway").signals == []
         scene.launcher.last("gateway").say(reported(Step.LISTENING, version=1))
         await asyncio.sleep(0.1)
         assert scene.launcher.last("gateway").signals == []
-        scene.supervisor.reload_gateway(2)
+        scene.supervisor.reload_gateways(2)
         assert scene.launcher.last("gateway").signals == [signal.SIGHUP]
 
     staged(story)
@@ -306,7 +306,7 @@ def test_a_gateway_is_told_until_it_follows_the_newest_orders() -> None:
     async def story(scene: Scene) -> None:
         await asyncio.sleep(0.1)
         gateway = scene.launcher.last("gateway")
-        scene.supervisor.reload_gateway(2)
+        scene.supervisor.reload_gateways(2)
         for version, num_signals in ((0, 1), (1, 2), (1, 3), (2, 3), (2, 3)):
             gateway.say(reported(Step.LISTENING, version))
             await asyncio.sleep(1.0)
@@ -320,7 +320,7 @@ def test_a_gateway_that_was_started_again_is_told_what_changed_while_it_started(
         await scene.comes_up()
         scene.launcher.last("gateway").end(-9)
         await asyncio.sleep(1.0)
-        scene.supervisor.reload_gateway(1)
+        scene.supervisor.reload_gateways(1)
         scene.launcher.last("gateway").say(LISTENING)
         await asyncio.sleep(0.1)
         assert scene.launcher.last("gateway").signals == [signal.SIGHUP]
@@ -334,7 +334,7 @@ def test_a_gateway_that_leaves_is_told_nothing_more() -> None:
         gateway = scene.launcher.last("gateway")
         gateway.resists.add(signal.SIGTERM)
         scene.supervisor.stop()
-        scene.supervisor.reload_gateway(1)
+        scene.supervisor.reload_gateways(1)
         await asyncio.sleep(0.1)
         assert gateway.signals == [signal.SIGTERM]
 

@@ -102,7 +102,7 @@ def test_a_name_or_alias_means_one_model(models: tuple[ModelConfig, ...]) -> Non
 def test_two_gateways_are_refused_in_one_sentence() -> None:
     assert refused(gateway=GatewayConfig(processes=2)) == (
         "gateway.processes",
-        "gateway.processes must be 1: more than one gateway needs Redis, which is not built in yet",
+        'more than one gateway needs Redis: set gateway.journal to its address (journal = "redis://127.0.0.1")',
     )
 
 

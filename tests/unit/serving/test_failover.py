@@ -3,81 +3,26 @@
 import asyncio
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from headrace.core.errors import QueueFull, WorkerKilled
+from headrace.core.errors import QueueFull
 from headrace.core.messages import Frame, WorkerState
 from headrace.core.stages import StageClock
 from headrace.serving.ask import Ask
-from headrace.serving.quarantine import REMEMBERED_S
-from headrace.streams.record import Part
 from headrace.streams.stream import Stream
 from headrace.text.limited import LimitedPool
-from tests.unit.serving.network_rig import CALLER, HandWorker, NetworkRig, finishes, ids_of, network_rig
+from tests.unit.serving.asks import ASKS, CALLING, told, undisturbed
+from tests.unit.serving.network_rig import HandWorker, NetworkRig, finishes, ids_of, network_rig
 from tests.unit.serving.test_lives import failure_code
 
 pytestmark = pytest.mark.unit
-
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 8}, "size": {"enum": [1, 2, 3]}},
-    "required": ["name", "size"],
-    "additionalProperties": False,
-}
-TOOL = {"name": "look", "parameters": SCHEMA}
-ASKS: dict[str, Ask] = {
-    "greedy": Ask(raw="hello", max_tokens=30, temperature=0.0),
-    "seeded": Ask(raw="hello", max_tokens=30, temperature=1.0, seed=5),
-    "stop strings": Ask(raw="hello there", max_tokens=30, stop=["zq", " lota'T"], seed=3),
-    "penalties": Ask(raw="hello", max_tokens=30, frequency_penalty=1.0, presence_penalty=0.5, min_tokens=20),
-    "scores": Ask(raw="hello", max_tokens=30, logprobs=2),
-    "prompt": Ask(raw="hello", max_tokens=30, prompt_logprobs=1, echo=True),
-    "only scores": Ask(raw="hello", max_tokens=1, prompt_logprobs=1, echo=True, score_only=True),
-    "schema": Ask(raw="hello", max_tokens=30, json_schema=SCHEMA),
-    "regex": Ask(raw="hello", max_tokens=30, regex="(ab|cd|e){8}"),
-    "four choices": Ask(raw="hello", max_tokens=12, n=4, logprobs=1),
-    "no bound": Ask(raw="h" * 1000),
-}
-
-Told = dict[tuple[int, bool], tuple[Any, ...]]
-
-
-def told(stream: Stream) -> Told:
-    """All that each choice said, and its prompt, however it was cut into records."""
-    found: dict[tuple[int, bool], list[Part]] = {}
-    for record in stream.records:
-        for part in record.parts:
-            parts = found.setdefault((part.choice, part.is_prompt), [])
-            if not part.is_prompt:
-                assert part.index == sum(len(before.ids) for before in parts)
-            parts.append(part)
-    return {
-        key: (
-            [token for part in parts for token in part.ids],
-            "".join(part.text for part in parts),
-            [score for part in parts for score in part.scores],
-            [(call.index, call.name) for part in parts for call in part.calls if call.name],
-            "".join(call.arguments for part in parts for call in part.calls),
-            [part.finish for part in parts if part.finish is not None],
-        )
-        for key, parts in found.items()
-    }
 
 
 def holder_of(rig: NetworkRig) -> HandWorker:
     (worker,) = (worker for worker in rig.workers if worker.keys)
     return worker
-
-
-async def undisturbed(pool: LimitedPool, *asks: Ask) -> tuple[Told, Any, int]:
-    """What is said, what it costs, and how many frames it takes."""
-    with network_rig(pool) as rig:
-        stream = await rig.say(*asks)
-        assert stream.ending is not None and stream.ending.failure is None
-        return told(stream), stream.ending.usage, len(rig.workers[0].frames)
 
 
 @pytest.mark.parametrize("kind", ASKS)
@@ -94,7 +39,7 @@ def test_a_worker_may_die_after_any_frame(pool: LimitedPool, kind: str) -> None:
                     first.turn()
                 first.die()
                 rig.run()
-                assert told(stream) == truth, f"{kind}, after frame {frame}"
+                assert told(stream.records) == truth, f"{kind}, after frame {frame}"
                 assert stream.ending is not None and stream.ending.failure is None
                 assert stream.ending.usage == usage
                 rig.finish(stream)
@@ -121,7 +66,7 @@ def test_a_stream_outlives_the_death_of_every_worker_it_has(pool: LimitedPool) -
                     worker.die()
                     rig.change(worker)
                     deaths += 1
-            assert deaths >= 4 and told(stream) == truth
+            assert deaths >= 4 and told(stream.records) == truth
             assert stream.ending is not None and stream.ending.usage == usage
             rig.finish(stream)
             (explained,) = rig.explained
@@ -134,12 +79,7 @@ def test_a_stream_outlives_the_death_of_every_worker_it_has(pool: LimitedPool) -
 
 def test_tool_calls_go_on_in_mid_argument(pool: LimitedPool) -> None:
     async def story() -> None:
-        ask = Ask(
-            messages=[{"role": "user", "content": "look"}],
-            tools=[{"type": "function", "function": TOOL}],
-            tool_choice="required",
-            max_tokens=120,
-        )
+        ask = CALLING
         truth, _, num_frames = await undisturbed(pool, ask)
         assert json.JSONDecoder().raw_decode(truth[0, False][4])[0]["size"] in (1, 2, 3)
         for frame in range(1, num_frames, 10):
@@ -150,7 +90,7 @@ def test_tool_calls_go_on_in_mid_argument(pool: LimitedPool) -> None:
                     first.turn()
                 first.die()
                 rig.run()
-                assert told(stream) == truth
+                assert told(stream.records) == truth
 
     asyncio.run(story())
 
@@ -170,7 +110,7 @@ def test_what_had_nothing_more_to_say_ends_without_a_worker(
                 worker.turn()
             assert not stream.is_ended
             lives.lost(worker.name, list(lives._voices))
-            assert finishes(stream) == {0: finish} and told(stream) == truth
+            assert finishes(stream) == {0: finish} and told(stream.records) == truth
             assert stream.ending is not None and stream.ending.usage == usage
             rig.finish(stream)
 
@@ -198,7 +138,7 @@ def test_rows_that_come_twice_are_heard_once_and_a_gap_is_replayed(pool: Limited
             rig.wait(0.06)
             assert worker.submitted[-1].replay_ids == tuple(heard)
             rig.run()
-            assert told(stream) == truth
+            assert told(stream.records) == truth
             rig.finish(stream)
             rig.assert_nothing_left()
 
@@ -258,7 +198,7 @@ def test_what_waits_goes_on_when_its_worker_is_back_and_its_time_adds_up(pool: L
             rig.clock.time_s += 7.0
             rig.change(rig.workers[0])
             rig.run()
-            assert told(stream) == truth
+            assert told(stream.records) == truth
             rig.finish(stream)
             (explained,) = rig.explained
             assert explained.stages["route"] == pytest.approx(7.0)
@@ -317,87 +257,6 @@ def test_a_full_queue_is_no_end_for_what_was_promised_an_answer(pool: LimitedPoo
     asyncio.run(story())
 
 
-class Poison:
-    """Whatever worker runs a step with this prompt dies of it."""
-
-    def __init__(self, rig: NetworkRig, prompt: str) -> None:
-        self.rig = rig
-        self.prompt = prompt
-        self.deaths = 0
-        for worker in rig.workers:
-            self._taint(worker)
-
-    def _taint(self, worker: HandWorker) -> None:
-        turn = worker.turn
-
-        def run() -> None:
-            worker.answer()
-            if any(len(worker._request_of[key].prompt_ids) == len(self.prompt) for key in worker._number_of):
-                self.deaths += 1
-                worker.die()
-            else:
-                turn()
-
-        worker.turn = run  # type: ignore[method-assign]
-
-
-def test_who_kills_two_workers_ends_alone_and_is_known_for_a_while(pool: LimitedPool) -> None:
-    async def story() -> None:
-        asks = [Ask(raw="x" * size, max_tokens=40) for size in range(2, 7)]
-        truths = [(await undisturbed(pool, ask))[0] for ask in asks]
-        with network_rig(pool, num_workers=2) as rig:
-            old = [await rig.open(ask) for ask in asks[:3]]
-            for _ in range(5):
-                for worker in rig.workers:
-                    worker.turn()
-            poison = Poison(rig, "y" * 50)
-            killer = await rig.open(Ask(raw=poison.prompt))
-            fresh = [await rig.open(ask) for ask in asks[3:]]
-            for _ in range(200):
-                for worker in rig.workers:
-                    worker.turn() if worker.is_ready else rig.change(worker)
-                rig.wait(0.01)
-            assert poison.deaths == 2 and failure_code(killer) == "worker_killed"
-            assert killer.ending is not None and killer.ending.failure is not None
-            assert killer.ending.failure.status == 500
-            assert [told(stream) for stream in [*old, *fresh]] == truths
-            for stream in (killer, *old, *fresh):
-                rig.finish(stream)
-            rig.assert_nothing_left()
-            with pytest.raises(WorkerKilled, match="refused for 10 minutes"):
-                await rig.open(Ask(raw=poison.prompt))
-            other = await rig.open(Ask(raw=poison.prompt), caller=replace(CALLER, tenant="globex"))
-            rig.service.cancel(other, "disconnected")
-            rig.finish(other)
-            rig.clock.time_s += REMEMBERED_S
-            assert not (await rig.open(Ask(raw=poison.prompt))).is_ended
-
-    asyncio.run(story())
-
-
-def test_suspects_are_tried_one_at_a_time_and_the_rest_moves_at_once(pool: LimitedPool) -> None:
-    async def story() -> None:
-        with network_rig(pool) as rig:
-            (worker,) = rig.workers
-            old = [await rig.open(Ask(raw="x" * 9, max_tokens=40)) for _ in range(2)]
-            for _ in range(5):
-                worker.turn()
-            fresh = [await rig.open(Ask(raw="y", max_tokens=40)) for _ in range(3)]
-            worker.die()
-            rig.change(worker)
-            assert len(worker.keys) == 3
-            for num_there in (3, 3, 3, 4, 4, 4, 5):
-                assert len(worker.keys) == num_there
-                worker.turn()
-            rig.run()
-            assert all(finishes(stream) == {0: "length"} for stream in [*old, *fresh])
-            for stream in [*old, *fresh]:
-                rig.finish(stream)
-            rig.assert_nothing_left()
-
-    asyncio.run(story())
-
-
 def test_a_draining_worker_hands_over_and_only_to_its_equal(pool: LimitedPool) -> None:
     async def story() -> None:
         asks = [ASKS["seeded"], ASKS["four choices"], ASKS["schema"], ASKS["prompt"]]
@@ -420,7 +279,7 @@ def test_a_draining_worker_hands_over_and_only_to_its_equal(pool: LimitedPool) -
             rig.change(second)
             assert len(second.keys) == 7
             rig.run()
-            assert [told(stream) for stream in streams] == truths
+            assert [told(stream.records) for stream in streams] == truths
             for stream in streams:
                 rig.finish(stream)
             assert [explained.attempts for explained in rig.explained] == [2] * 4

@@ -308,7 +308,24 @@ def test_a_full_disk_is_survived_and_hides_nothing_that_comes_later(
         assert [*is_keeping, journal.is_keeping] == [False, True]
         assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
     with life(tmp_path, wall) as (_, kept):
-        assert by_name(kept) == {"a": [1], "b": [1, 2, 3], "e": [1, 2, 3]}
+        # Readers of a have seen more of it than lies here: nobody may go on from that.
+        assert by_name(kept) == {"b": [1, 2, 3], "e": [1, 2, 3]}
+
+
+def test_a_gap_is_written_down_though_nothing_else_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wall = Wall()
+    with life(tmp_path, wall) as (journal, _):
+        put(journal, entry(1, "a"), entry(1, "b"))
+        with monkeypatch.context() as patch:
+            Disk(patch, room=0)
+            put(journal, entry(2, "a"))
+        wall.time_s += 61  # the next file
+        journal.sweep()
+        journal.sweep()
+        assert len(files(tmp_path)) == 2
+    with life(tmp_path, wall) as (journal, kept):
+        assert by_name(kept) == {"b": [1]}
+        assert find(journal, "a") == Expired()
 
 
 def test_a_disk_that_is_full_from_the_start_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

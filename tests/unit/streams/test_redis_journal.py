@@ -12,7 +12,7 @@ import pytest
 from redis.asyncio import Redis
 
 from headrace.core.errors import Unreachable
-from headrace.streams.journal import NOBODY, Entry, Expired, Kept
+from headrace.streams.journal import NOBODY, Call, Entry, Expired, Kept
 from headrace.streams.record import Record
 from headrace.streams.redis_journal import RedisJournal
 from tests.services import redis_server
@@ -312,3 +312,46 @@ def test_an_id_that_another_living_gateway_uses_is_left_to_it(address: str) -> N
             assert numbers(await a.find("acme", "t")) == [1, 2]
 
     run(story)
+
+
+def test_what_one_gateway_says_of_a_stream_is_heard_by_its_owner_alone(address: str) -> None:
+    async def story() -> None:
+        async with gateway(address, "a") as a, gateway(address, "b") as b:
+            await appended(a, [entry(1)])
+            assert await b.call([Call(*S), Call(*S, is_cancel=True), Call("acme", "none")]) == [True, True, False]
+            assert await b.calls() == []
+            assert await a.calls() == [Call(*S), Call(*S, is_cancel=True)]
+            assert await a.calls() == []
+
+    asyncio.run(story())
+
+
+def test_of_a_stream_that_ended_or_whose_owner_is_gone_nothing_can_be_said(address: str) -> None:
+    async def story() -> None:
+        async with gateway(address, "a") as a, gateway(address, "b") as b:
+            for one in [*whole("over"), entry(1)]:
+                await appended(a, [one])
+            assert await b.call([Call("acme", "over"), Call(*S)]) == [False, True]
+            await expire_lease(address, "a")
+            assert await b.call([Call(*S)]) == [False]
+
+    asyncio.run(story())
+
+
+def test_a_call_that_was_not_written_by_a_gateway_of_this_server_is_not_heard(address: str) -> None:
+    async def story() -> None:
+        async with gateway(address, "a") as a, gateway(address, "b", b"another secret, as long as it must be") as b:
+            await appended(a, [entry(1)])
+            assert await b.call([Call(*S, is_cancel=True)]) == [True]
+            assert await a.calls() == []
+
+    asyncio.run(story())
+
+
+def test_a_stream_is_known_to_all_gateways(address: str) -> None:
+    async def story() -> None:
+        async with gateway(address, "a") as a, gateway(address, "b") as b:
+            await appended(a, [entry(1)])
+            assert [await b.knows(*S), await b.knows("other", "s"), await b.knows("acme", "t")] == [True, False, False]
+
+    asyncio.run(story())

@@ -22,7 +22,7 @@ async def read(exchange: Exchange, service: Service) -> None:
 async def cancel(exchange: Exchange, service: Service) -> None:
     """Stop making a streamed reply: whoever reads it gets an error frame. 204, also where it was over already."""
     assert exchange.caller is not None
-    exchange.context.shelf.find(exchange.caller.tenant, exchange.path_params["stream_id"]).cancel("cancelled")
+    await exchange.context.finding.cancel(exchange.caller.tenant, exchange.path_params["stream_id"])
     await exchange.send_raw(204, exchange.common_headers(), b"")
 
 
@@ -44,7 +44,7 @@ async def _resume(exchange: Exchange, stream_id: str) -> None:
         name, text = _LAST_EVENT_ID, exchange.last_event_id or "0"
     if not _NUMBER.fullmatch(text):
         raise InvalidInput(f"{name} must be the number of a frame.", param=name)
-    audience = exchange.context.shelf.find(exchange.caller.tenant, stream_id)
+    audience = await exchange.context.finding.find(exchange.caller.tenant, stream_id)
     if exchange.method == "HEAD":
         return await exchange.send_raw(200, exchange.common_headers(), b"")
     try:

@@ -64,9 +64,12 @@ class GrpcFace:
         self._looking = asyncio.create_task(self._health.run())
 
     async def finish(self) -> None:
-        """The gateway drains: calls are refused by it. Until the last answer is out."""
+        """The gateway drains: calls are refused by it. Until the last answer is out. One that is replaced sends its
+        clients away first: they call the next one."""
         if self._server is None:
             return
+        if not self._servicer.is_draining:
+            await self._server.stop(self._config.drain_s)
         if self._looking is not None:
             self._looking.cancel()
             with suppress(asyncio.CancelledError):

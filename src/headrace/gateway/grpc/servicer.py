@@ -45,6 +45,10 @@ class Servicer:
             SERVICE, {name: grpc.stream_stream_rpc_method_handler(method) for name, method in methods.items()}
         )
 
+    @property
+    def is_draining(self) -> bool:
+        return self._app.context.is_draining
+
     async def idle(self) -> None:
         """Until every answer is out, and every stream that was begun here has ended."""
         while self._answers:

@@ -9,7 +9,7 @@ from wsproto.frame_protocol import CloseReason
 from headrace.core.errors import HeadraceError, InvalidInput, Refused
 from headrace.gateway.context import Context
 from headrace.gateway.exchange import Exchange
-from headrace.gateway.feed import CANCELLED, Feed
+from headrace.gateway.feed import Feed
 from headrace.gateway.websocket.connection import Connection
 from headrace.gateway.websocket.exchange import SocketExchange
 from headrace.gateway.websocket.messages import Ack, Cancel, Resize, Resume, Start, read, read_about, write_error
@@ -136,9 +136,17 @@ class Session:
         feed = self._feeds.get(stream_id)
         if feed is not None:
             return feed.cancel()
+        task = asyncio.get_running_loop().create_task(self._cancel_elsewhere(stream_id))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _cancel_elsewhere(self, stream_id: str) -> None:
         caller = self._opened.caller
         assert caller is not None, "a socket is opened with a key"
-        self._context.shelf.find(caller.tenant, stream_id).cancel(CANCELLED.code)
+        try:
+            await self._context.finding.cancel(caller.tenant, stream_id)
+        except HeadraceError as error:
+            self.connection.say(write_error(error, stream=stream_id))
 
     def _move(self, feed: Feed, found: Ack | Resize) -> None:
         if isinstance(found, Ack):

@@ -1,0 +1,60 @@
+"""A client that asks for a streamed reply and reads on whenever its connection breaks. Standard library only.
+
+KEY=$(cat ~/.local/share/headrace/key) python examples/read_on.py "Tell me a story"
+Meanwhile kill a worker or the gateway of the server: the text goes on.
+"""
+
+import http.client
+import json
+import os
+import sys
+import time
+import uuid
+
+HOST, PORT = "127.0.0.1", 8080
+
+
+def main(question: str) -> None:
+    headers = {
+        "Content-Type": "application/json",
+        "Authorization": f"Bearer {os.environ['KEY']}",  # noqa: TID251
+        "X-Request-Id": f"story-{uuid.uuid4().hex}",
+    }
+    body = {"model": "default", "stream": True, "messages": [{"role": "user", "content": question}]}
+    is_over, path = False, None
+    while not is_over:
+        connection = http.client.HTTPConnection(HOST, PORT, timeout=30)
+        try:
+            if path is None:
+                connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+            else:
+                connection.request("GET", path, headers=headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                sys.exit(f"{response.status}: {response.read().decode()}")
+            # The server may have given the request another id than the one that was wished for.
+            path = path or f"/v1/streams/{response.headers['X-Request-Id']}"
+            for line in response:
+                if line.startswith(b"id: "):
+                    headers["Last-Event-ID"] = line[4:].decode().strip()
+                elif line == b"data: [DONE]\n":
+                    is_over = True
+                elif line.startswith(b"data: "):
+                    show(json.loads(line[6:]))
+        except (OSError, http.client.HTTPException):
+            time.sleep(0.2)
+        finally:
+            connection.close()
+    sys.stdout.write("\n")
+
+
+def show(chunk: dict) -> None:
+    if "error" in chunk:
+        sys.exit(f"\n{chunk['error']}")
+    for choice in chunk["choices"]:
+        sys.stdout.write(choice["delta"].get("content") or "")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(" ".join(sys.argv[1:]) or "Tell me a story")

@@ -1,0 +1,276 @@
+"""Streams by tenant and id, wherever they are: on this gateway's shelf, or in a journal that several gateways share.
+
+Owns what of others' streams is read here (`Mirror`), and the adoption of those whose gateway is gone. What another
+gateway speaks for is read along from the journal; that one is told so, and told to cancel it. Without a shared journal
+a stream is here or nowhere.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.core.errors import Expired, HeadraceError, InvalidInput, NotFound, Refused, Unreachable
+from headrace.streams.audience import Audience
+from headrace.streams.journal import Call, Kept, Name, SharedJournal
+from headrace.streams.journal import Expired as ExpiredThere
+from headrace.streams.record import Failure
+from headrace.streams.shelf import Shelf
+from headrace.streams.stream import Stream
+
+_LOG = logging.getLogger("headrace.gateway")
+# How often calls are heard and said, and how often it is looked for streams whose gateway is gone.
+CALL_S = 0.5
+SWEEP_S = 1.0
+# A lease may have run out only because Redis stood still: time for all that live to take theirs again.
+SETTLE_S = 6.0
+# How long readers of another's stream wait for a journal that does not answer.
+PATIENCE_S = 30.0
+RETRY_S = 0.2
+# Each holds a connection to Redis.
+MAX_MIRRORS = 1000
+CANCELLED = "cancelled"
+LOST = Failure("stream_lost", "The rest of this stream is not kept any more.", 503)
+
+
+class Speaker(Protocol):
+    """Who speaks for streams of a journal: the service."""
+
+    def revive(self, kept: Kept) -> Stream | None: ...
+
+    def restored(self, kept: Kept) -> Stream:
+        """As far as it was kept, to be read only. Raises InvalidInput."""
+
+
+@dataclass(slots=True)
+class Mirror:
+    """A stream that another gateway speaks for, or that has ended there, as it is read here."""
+
+    audience: Audience
+    following: "asyncio.Task[None] | None" = None
+
+    @property
+    def is_read(self) -> bool:
+        """By somebody, or it is to go on even without."""
+        audience = self.audience
+        return len(audience) > 0 or (audience.grace_s > 0.0 and not audience.stream.is_ended)
+
+
+class Finding:
+    """`adopt` puts a stream that was revived on the shelf. Use from one event loop."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        speaker: Speaker,
+        adopt: Callable[[Stream], None],
+        now_s: Callable[[], float],
+        journal: SharedJournal | None = None,
+    ) -> None:
+        self._shelf = shelf
+        self._speaker = speaker
+        self._adopt = adopt
+        self._now_s = now_s
+        self._journal = journal
+        self._mirrors: dict[Name, Mirror] = {}
+        # Between a claim and the shelf a stream must not be claimed again.
+        self._claiming = asyncio.Lock()
+        self._settled_s = 0.0
+        # The journal did not answer when it was last asked: nobody else is to wait for it.
+        self._is_away = False
+        self._telling: set[asyncio.Task[None]] = set()
+
+    @property
+    def num_mirrors(self) -> int:
+        return len(self._mirrors)
+
+    def is_mirrored(self, stream: Stream) -> bool:
+        """Another gateway speaks for it."""
+        mirror = self._mirrors.get((stream.tenant, stream.id))
+        return mirror is not None and mirror.audience.stream is stream
+
+    async def find(self, tenant: str, id: str) -> Audience:
+        """NotFound, Expired, or Unreachable where only the journal could know and does not answer."""
+        name = (tenant, id)
+        try:
+            return self._shelf.find(tenant, id)
+        except NotFound:
+            if self._journal is None or self._shelf.is_taken(tenant, id):
+                raise
+        if name not in self._mirrors:
+            async with self._claiming:
+                return await self._look(name, self._journal)
+        return self._mirrors[name].audience
+
+    async def cancel(self, tenant: str, id: str) -> None:
+        """Stop it, wherever it is made; one that is over stays as it is."""
+        audience = await self.find(tenant, id)
+        mirror = self._mirrors.get((tenant, id))
+        if mirror is None or mirror.audience is not audience or self._journal is None:
+            return audience.cancel(CANCELLED)
+        if audience.stream.is_ended:
+            return
+        if not (await self._journal.call([Call(tenant, id, is_cancel=True)]))[0]:
+            raise Unreachable("The gateway that makes this stream is gone. Another takes it over shortly.")
+
+    async def is_elsewhere(self, tenant: str, id: str) -> bool:
+        """A stream of that id can be read, and not on this shelf. False where that is not known."""
+        if self._journal is None or self._is_away or not self._journal.is_keeping:
+            return False
+        with suppress(Unreachable):
+            return await self._journal.knows(tenant, id)
+        return False
+
+    async def run(self) -> None:
+        """Until cancelled: adopt what was left, hear what other gateways say, tell them what is read here."""
+        if self._journal is None:
+            return
+        swept_s = -SWEEP_S
+        while True:
+            try:
+                await self._converse(self._journal)
+                self._is_away = False
+                now_s = self._now_s()
+                if now_s - swept_s >= SWEEP_S and now_s >= self._settled_s and self._journal.is_keeping:
+                    swept_s = now_s
+                    await self.sweep()
+            except Unreachable:
+                self._is_away = True
+                self._settled_s = self._now_s() + SETTLE_S
+            except Exception:  # noqa: BLE001 - a loop of the top: what one stream brings must not end it for all
+                _LOG.exception("other gateways' streams could not be looked after")
+            await asyncio.sleep(CALL_S)
+
+    async def sweep(self) -> None:
+        """Speak for streams whose gateway is gone. Those that nobody comes back for end with their grace."""
+        if self._journal is None:
+            return
+        async with self._claiming:
+            found = await self._journal.recover()
+            streams = [stream for kept in found if (stream := self._speaker.revive(kept)) is not None]
+            for stream in streams:
+                self._adopt(stream)
+        if streams:
+            _LOG.info("%d streams of a gateway that is gone can be read on here", len(streams))
+
+    async def close(self) -> None:
+        tasks = [mirror.following for mirror in self._mirrors.values() if mirror.following is not None]
+        for task in (*tasks, *self._telling):
+            task.cancel()
+        await asyncio.gather(*tasks, *self._telling, return_exceptions=True)
+
+    async def _look(self, name: Name, journal: SharedJournal) -> Audience:
+        """With the lock: nobody else of this gateway claims it meanwhile."""
+        with suppress(NotFound):
+            return self._shelf.find(*name)
+        if name in self._mirrors:
+            return self._mirrors[name].audience
+        if self._is_away or not journal.is_keeping:
+            raise Unreachable("This stream cannot be looked for now: the journal does not answer.")
+        kept = await self._kept(name, journal)
+        is_open = kept.records[-1].ending is None
+        if is_open and self._now_s() >= self._settled_s and await journal.claim(*name, kept.epoch):
+            stream = self._speaker.revive(await self._kept(name, journal))
+            if stream is None:
+                raise NotFound("There is no such stream.")
+            self._adopt(stream)
+            return self._shelf.find(*name)
+        return self._reflect(name, kept, journal).audience
+
+    async def _kept(self, name: Name, journal: SharedJournal) -> Kept:
+        kept = await journal.find(*name)
+        if kept is None:
+            raise NotFound("There is no such stream.")
+        if isinstance(kept, ExpiredThere):
+            raise Expired("This stream is over and is not kept any more.")
+        return kept
+
+    def _reflect(self, name: Name, kept: Kept, journal: SharedJournal) -> Mirror:
+        if len(self._mirrors) >= MAX_MIRRORS:
+            raise Refused("Too many streams of other gateways are read here. Try again shortly.", retry_after_s=1.0)
+        try:
+            stream = self._speaker.restored(kept)
+        except InvalidInput:  # of another version
+            raise Expired("This stream cannot be read any more.") from None
+        mirror = Mirror(Audience(stream, _Elsewhere(self), self._now_s(), grace_s=0.0, on_over=self._forget))
+        self._mirrors[name] = mirror
+        if not stream.is_ended:
+            mirror.following = asyncio.create_task(self._follow(name, stream, journal))
+            self._tell(Call(*name))
+        return mirror
+
+    async def _follow(self, name: Name, stream: Stream, journal: SharedJournal) -> None:
+        """Read along, until its ending. Where Redis is away for a while it is waited for."""
+        answered_s = self._now_s()
+        while not stream.is_ended and self._now_s() - answered_s < PATIENCE_S:
+            began_s = self._now_s()
+            try:
+                async for record in journal.tail(*name, len(stream.records)):
+                    stream.restore((record,))
+                break
+            except Unreachable:
+                if self._now_s() - began_s > SETTLE_S:  # it had answered for a while
+                    answered_s = self._now_s()
+                await asyncio.sleep(RETRY_S)
+        if not stream.is_ended:
+            stream.abandon(LOST)
+
+    async def _converse(self, journal: SharedJournal) -> None:
+        for call in await journal.calls():
+            with suppress(HeadraceError):  # it is over, or was taken over
+                audience = self._shelf.find(call.tenant, call.stream)
+                if call.is_cancel:
+                    audience.cancel(CANCELLED)
+                else:
+                    audience.stay(self._now_s())
+        for mirror in [mirror for mirror in self._mirrors.values() if not mirror.is_read]:
+            self._forget(mirror.audience)
+        read = [mirror.audience.stream for mirror in self._mirrors.values() if not mirror.audience.stream.is_ended]
+        if read:
+            await journal.call([Call(stream.tenant, stream.id) for stream in read])
+
+    def left(self, stream: Stream, *, is_cancelled: bool) -> None:
+        """By the readers of a mirror: nobody is there any more, or one of them wants it to end everywhere."""
+        name = (stream.tenant, stream.id)
+        mirror = self._mirrors.get(name)
+        if is_cancelled:
+            self._tell(Call(*name, is_cancel=True))
+        elif mirror is not None and mirror.audience.stream is stream and not len(mirror.audience):
+            self._forget(mirror.audience)
+
+    def _tell(self, call: Call) -> None:
+        async def tell(journal: SharedJournal) -> None:
+            with suppress(Unreachable):
+                await journal.call([call])
+
+        if self._journal is not None:
+            task = asyncio.create_task(tell(self._journal))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
+
+    def _forget(self, audience: Audience) -> None:
+        name = (audience.stream.tenant, audience.stream.id)
+        mirror = self._mirrors.get(name)
+        if mirror is not None and mirror.audience is audience:
+            del self._mirrors[name]
+            if mirror.following is not None:
+                mirror.following.cancel()
+
+
+class _Elsewhere:
+    """Who generates what is mirrored, as its readers here see it. That nobody reads it here any more is no reason to
+    end it there."""
+
+    __slots__ = ("_finding",)
+
+    def __init__(self, finding: Finding) -> None:
+        self._finding = finding
+
+    def cancel(self, stream: Stream, why: str) -> None:
+        self._finding.left(stream, is_cancelled=why == CANCELLED)
+
+    def pause(self, stream: Stream) -> None: ...
+
+    def resume(self, stream: Stream) -> None: ...
