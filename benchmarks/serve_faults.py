@@ -25,14 +25,15 @@ from headrace.runner.truth import truth
 from headrace.text.byte_vocabulary import byte_vocabulary
 
 PROFILE = {"c0_s": 5e-3, "c_in_s": 1e-6, "c_out_s": 1e-6, "c_kv_s": 0.0, "c_att_s": 0.0}
-GATEWAY_CONFIG = "[gateway]\ndisconnect_grace_s = 3.0\nresume_s = 5.0\n"
+# Streams must be there when a gateway is back, which takes longer each time that it dies; and gone when all rest.
+GATEWAY_CONFIG = "[gateway]\ndisconnect_grace_s = 3.0\nresume_s = 20.0\n"
 WORKERS, USERS = 3, 60
 VOCAB_SIZE = 512
 # A child that dies often is started again later each time: victims take turns.
-EVERY_S = 3.0
-VICTIMS = ("worker fake 0", "gateway", "worker fake 1", "worker fake 2")
+EVERY_S = 4.0
+VICTIMS = ("worker fake 0", "gateway", "worker fake 1", "worker fake 2", "worker fake 0", "worker fake 1")
 SHARES = {"read": 0.5, "cut": 0.3, "stop": 0.1, "leave": 0.1}
-REST_S = 20.0
+REST_S = 25.0
 MOST_GROWTH_BYTES = 21 << 20
 MIB = 1 << 20
 

@@ -1,7 +1,7 @@
 """A thousand clients that take one token a second, beside 32 that take all: five alternating pairs, with and without.
 
-The slow ones read over WebSockets with a window of 8, which may never be exceeded; their sequences pause, and when they
-have lagged for too long each is ended with an error frame. The gateway's memory must be bounded meanwhile, and the others'
+The slow ones read over WebSockets with a window of 8, which may never be exceeded; their sequences pause and go on with
+them. Then they take nothing more, and each is ended with an error frame. The gateway's memory must be bounded meanwhile, and the others'
 time between tokens must stay what it is without them. Run from the repository's root:
 PYTHONPATH=src:. .venv/bin/python benchmarks/serve_slow_readers.py [--readers 1000] [--pairs 5]
 """
@@ -26,7 +26,7 @@ from tests.socket_client import Closed, SocketClient, opened
 VOCAB_SIZE = 60_000
 PROFILE = {"c0_s": 2e-2, "c_in_s": 1e-6, "c_out_s": 1e-6, "c_kv_s": 0.0, "c_att_s": 0.0}
 WINDOW = 8
-UNREAD_S = 20.0
+UNREAD_S = 6.0
 GATEWAY = f"[gateway]\nmax_unread_bytes = 512\nmax_unread_s = {UNREAD_S}\ndisconnect_grace_s = 0.0\nresume_s = 1.0\n"
 # Until all have begun and their sequences have paused.
 RAMP_S = 9.0
@@ -43,11 +43,12 @@ class Crowd:
     most_in_flight: int = 0
     frames: int = 0
     peak_bytes: int = 0
+    has_enough: bool = False
 
 
 async def slow_reader(one: Server, port: int, number: int, crowd: Crowd) -> None:
-    """One token a second, until the server has had enough."""
-    body = {"model": "fake", "prompt": f"Reader {number}", "max_tokens": 4000, "ignore_eos": True, "seed": number}
+    """One token a second, then none, until the server has had enough."""
+    body = {"model": "fake", "prompt": f"Reader {number}", "max_tokens": 2000, "ignore_eos": True, "seed": number}
     try:
         async with opened(port, one.key) as client:
             await client.say(type="start", id="a", api="completions", body=body, window=WINDOW)
@@ -62,7 +63,7 @@ async def slow_reader(one: Server, port: int, number: int, crowd: Crowd) -> None
 
 async def _read(client: SocketClient, stream: str, crowd: Crowd) -> str:
     heard: list[int] = []
-    acks = asyncio.create_task(_acknowledge(client, stream, heard))
+    acks = asyncio.create_task(_acknowledge(client, stream, heard, crowd))
     try:
         while (said := await client.hear())["type"] != "end":
             if said["type"] == "frame":
@@ -74,9 +75,9 @@ async def _read(client: SocketClient, stream: str, crowd: Crowd) -> str:
     return said["error"]["code"] if said["error"] else "finished"
 
 
-async def _acknowledge(client: SocketClient, stream: str, heard: list[int]) -> None:
+async def _acknowledge(client: SocketClient, stream: str, heard: list[int], crowd: Crowd) -> None:
     """The oldest, each second. It counts as taken from when it is told so: the server cannot know before."""
-    while True:
+    while not crowd.has_enough:
         await asyncio.sleep(1.0)
         if heard:
             await client.say(type="ack", stream=stream, seq=heard.pop(0))
@@ -99,6 +100,7 @@ async def beside(one: Server, readers: int) -> tuple[float, Crowd]:
     await asyncio.sleep(RAMP_S)
     say("  sequences that run while the slow ones are paused", f"{await asyncio.to_thread(running, one):.0f}")
     p99_s = await asyncio.to_thread(others, one)
+    crowd.has_enough = True
     await asyncio.gather(*tasks)
     watching.cancel()
     return p99_s, crowd

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from tests.api.live_server import descendants, eventually, is_alive
@@ -39,8 +38,10 @@ def test_it_can_be_interrupted_and_even_killed(home: Path) -> None:
         process = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, env=environment(home))
         with process:
             assert process.stdout is not None
-            while b"killed" not in process.stdout.readline():
-                time.sleep(0.01)
+            line = b"\n"
+            while b"killed" not in line:
+                line = process.stdout.readline()
+                assert line, "it ended before anything was killed"
             started = descendants(process.pid)
             assert len(started) >= 4
             process.send_signal(blow)

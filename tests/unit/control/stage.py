@@ -109,8 +109,8 @@ class ActedLauncher:
         return self.started[name][-1]
 
 
-def reported(step: Step, version: int = 0, note: str = "") -> bytes:
-    return msgspec.json.encode(Report(step, version, note)) + b"\n"
+def reported(step: Step, version: int = 0, note: str = "", *, is_whole: bool = False) -> bytes:
+    return msgspec.json.encode(Report(step, version, note, is_whole)) + b"\n"
 
 
 SERVING = reported(Step.SERVING)

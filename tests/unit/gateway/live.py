@@ -17,6 +17,7 @@ class Live:
         self.port = port
         self.stop = stop
         self.done = done
+        self.retire = asyncio.Event()
         self.wires: list[Wire] = []
 
     async def connect(self) -> "Wire":
@@ -74,9 +75,12 @@ async def running(app: Gateway) -> AsyncIterator[Live]:
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     stop, started = asyncio.Event(), asyncio.Event()
-    done = asyncio.create_task(serve(app, [listening], app.context.config, stop, started=started))
+    retire = asyncio.Event()
+    serving = serve(app, [listening], app.context.config, stop, retire=retire, started=started)
+    done = asyncio.create_task(serving)
     await asyncio.wait_for(started.wait(), 10)
     live = Live(port, stop, done)
+    live.retire = retire
     try:
         yield live
     finally:

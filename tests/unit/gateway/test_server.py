@@ -26,9 +26,9 @@ GOOD = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 async def opened(live: Live, service: StubService) -> Wire:
     """A connection whose stream has said one word."""
-    wire = await live.connect()
+    wire, num_before = await live.connect(), len(service.streams)
     await wire.send(SAY)
-    while not service.streams:
+    while len(service.streams) == num_before:
         await asyncio.sleep(0.005)
     service.streams[-1].append([Part(0, text="a")])
     while await wire.line() != b'data: "a"\n':
@@ -69,6 +69,44 @@ def test_a_stream_that_does_not_finish_in_time_is_told_so() -> None:
             assert rest.count(b"[DONE]") == 1
             await asyncio.wait_for(live.done, 5)
             assert service.calls == ["cancel overloaded", "finished"]
+
+    play(story())
+
+
+def test_one_that_is_replaced_still_answers_whom_it_has_accepted() -> None:
+    async def story() -> None:
+        service = StubService()
+        async with running(gateway(service, drain_s=10.0)) as live:
+            silent, wire = await live.connect(), await opened(live, service)
+            await (idle := await live.connect()).send(GOOD)
+            await idle.answer()
+            live.retire.set()
+            await asyncio.sleep(0.05)
+            for connection in (silent, idle):
+                await connection.send(GOOD)
+                answer = await connection.rest()
+                assert answer.startswith(b"HTTP/1.1 200") and b"connection: close" in answer
+            service.streams[-1].end(Ending(Usage()))
+            assert (await wire.rest()).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+            await asyncio.wait_for(live.done, 5)
+            assert service.calls == ["finished"]
+
+    play(story())
+
+
+def test_one_that_is_replaced_leaves_what_is_kept_and_ends_what_is_not() -> None:
+    async def story() -> None:
+        service = StubService()
+        async with running(gateway(service, drain_s=0.1)) as live:
+            await opened(live, service)
+            service.streams[-1].keeper = lambda stream, record: stream.publish()
+            told = await opened(live, service)
+            live.retire.set()
+            assert b"shutting down" in await told.rest()
+            await asyncio.wait_for(live.done, 10)
+            assert service.calls == ["cancel overloaded", "finished"]
+            assert [stream.is_ended for stream in service.streams] == [False, True]
+            service.streams[0].end(Ending(Usage()))  # as if another had gone on with it: the rest of this scene may end
 
     play(story())
 

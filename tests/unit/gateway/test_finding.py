@@ -1,0 +1,254 @@
+"""Streams that are looked for: here, at another gateway, or left by one that is gone."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import pytest
+
+from headrace.core.errors import Expired, NotFound, Unreachable
+from headrace.gateway.finding import Finding
+from headrace.streams.journal import Call, Entry, Kept, MemoryJournal, Then
+from headrace.streams.journal import Expired as ExpiredThere
+from headrace.streams.record import Failure, Record
+from headrace.streams.shelf import Shelf
+from headrace.streams.stream import Stream
+from tests.unit.streams.journals import birth, ended, said
+
+S = ("acme", "s")
+
+
+class Plain:
+    """A dialect that is never asked."""
+
+    def bound(self, created_s: float, fingerprint: str) -> "Plain":
+        return self
+
+    def frame(self, record: Record) -> bytes:
+        raise AssertionError(record)
+
+
+class Table(MemoryJournal):
+    """A shared journal that a story fills. `is_owned`: another gateway lives and speaks for what is there."""
+
+    def __init__(self) -> None:
+        self.found: Kept | ExpiredThere | None = None
+        self.is_owned = True
+        self.is_up = True
+        self.said: list[Call] = []
+        self.heard: list[Call] = []
+        self.more: asyncio.Queue[Record] = asyncio.Queue()
+        self.num_finds = 0
+
+    @property
+    def is_keeping(self) -> bool:
+        return self.is_up
+
+    async def recover(self) -> list[Kept]:
+        await asyncio.sleep(0)
+        if self.is_owned or not isinstance(self.found, Kept):
+            return []
+        self.is_owned = True
+        return [self.found]
+
+    async def find(self, tenant: str, stream: str) -> Kept | ExpiredThere | None:
+        self.num_finds += 1
+        await asyncio.sleep(0)
+        return self.found if (tenant, stream) == S else None
+
+    async def claim(self, tenant: str, stream: str, epoch: int) -> bool:
+        await asyncio.sleep(0)
+        is_ours, self.is_owned = not self.is_owned, True
+        return is_ours
+
+    async def knows(self, tenant: str, stream: str) -> bool:
+        return (tenant, stream) == S
+
+    async def tail(self, tenant: str, stream: str, after: int) -> AsyncIterator[Record]:
+        while True:
+            record = await self.more.get()
+            yield record
+            if record.ending is not None:
+                return
+
+    async def call(self, calls: Sequence[Call]) -> list[bool]:
+        self.said += calls
+        return [True] * len(calls)
+
+    async def calls(self) -> list[Call]:
+        if not self.is_up:
+            raise Unreachable("away")
+        heard, self.heard = self.heard, []
+        return heard
+
+    def append(self, entries: Sequence[Entry], then: Then) -> None:
+        raise AssertionError(entries)
+
+
+class Scene:
+    """One gateway's shelf, and the journal that it shares with others."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.shelf = Shelf(lambda: self.now_s)
+        self.journal = Table()
+        self.revived: list[Kept] = []
+        self.cancelled: list[str] = []
+        self.finding = Finding(self.shelf, self, self.adopt, lambda: self.now_s, self.journal)
+
+    def restored(self, kept: Kept) -> Stream:
+        stream = Stream(kept.birth.stream, kept.birth.tenant, Plain())
+        stream.restore(kept.records)
+        return stream
+
+    def revive(self, kept: Kept) -> Stream | None:
+        self.revived.append(kept)
+        return self.restored(kept)
+
+    def adopt(self, stream: Stream) -> None:
+        self.shelf.put(stream, self, grace_s=10.0)
+
+    def cancel(self, stream: Stream, why: str) -> None:
+        self.cancelled.append(why)
+
+    def pause(self, stream: Stream) -> None: ...
+
+    def resume(self, stream: Stream) -> None: ...
+
+
+def play(story: Callable[[Scene], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        scene = Scene()
+        running = asyncio.create_task(scene.finding.run())
+        try:
+            await story(scene)
+        finally:
+            running.cancel()
+            await scene.finding.close()
+
+    asyncio.run(whole())
+
+
+def opened(*records: Record) -> Kept:
+    return Kept(birth(), list(records), 1)
+
+
+def test_what_another_gateway_makes_is_read_along_and_that_one_is_told() -> None:
+    async def story(scene: Scene) -> None:
+        scene.journal.found = opened(said(1), said(2))
+        audience = await scene.finding.find(*S)
+        reader = audience.enter(1)
+        assert await scene.finding.find(*S) is audience
+        for record in (said(3), ended(4)):
+            scene.journal.more.put_nowait(record)
+        await audience.stream.ended()
+        assert [record.number for record in reader.take()] == [2, 3, 4]
+        assert scene.journal.said == [Call(*S)] and not scene.revived and not scene.shelf.num_open
+        audience.leave(reader, scene.now_s)
+        assert scene.finding.num_mirrors == 0 and not scene.cancelled
+
+    play(story)
+
+
+def test_a_reader_that_leaves_ends_nothing_but_its_reading() -> None:
+    async def story(scene: Scene) -> None:
+        scene.journal.found = opened(said(1))
+        audience = await scene.finding.find(*S)
+        audience.leave(audience.enter(), scene.now_s)
+        await asyncio.sleep(0)
+        assert scene.finding.num_mirrors == 0 and not any(call.is_cancel for call in scene.journal.said)
+
+    play(story)
+
+
+def test_to_cancel_it_is_said_to_its_gateway() -> None:
+    async def story(scene: Scene) -> None:
+        scene.journal.found = opened(said(1))
+        await scene.finding.cancel(*S)
+        assert Call(*S, is_cancel=True) in scene.journal.said
+        (await scene.finding.find(*S)).cancel("cancelled")
+        await asyncio.sleep(0)
+        assert scene.journal.said.count(Call(*S, is_cancel=True)) == 2
+
+    play(story)
+
+
+def test_what_was_left_is_claimed_once_however_many_ask() -> None:
+    async def story(scene: Scene) -> None:
+        scene.journal.found = opened(said(1))
+        scene.journal.is_owned = False
+        found = await asyncio.gather(*(scene.finding.find(*S) for _ in range(5)), scene.finding.sweep())
+        assert len(set(found[:5])) == 1 and len(scene.revived) == 1
+        assert scene.shelf.find(*S) is found[0]
+
+    play(story)
+
+
+def test_what_ended_elsewhere_is_read_and_not_shelved() -> None:
+    async def story(scene: Scene) -> None:
+        scene.journal.found = opened(said(1), ended(2))
+        scene.journal.is_owned = False
+        audience = await scene.finding.find(*S)
+        reader = audience.enter()
+        assert len(reader.take()) == 2
+        audience.leave(reader, scene.now_s)
+        assert (scene.finding.num_mirrors, scene.shelf.num_kept, scene.revived) == (0, 0, [])
+
+    play(story)
+
+
+def test_what_is_unknown_or_expired_there_is_so_here() -> None:
+    async def story(scene: Scene) -> None:
+        with pytest.raises(NotFound):
+            await scene.finding.find(*S)
+        scene.journal.found = opened(said(1))
+        with pytest.raises(NotFound):
+            await scene.finding.find("other", "s")
+        scene.journal.found = ExpiredThere()
+        with pytest.raises(Expired):
+            await scene.finding.find(*S)
+
+    play(story)
+
+
+def test_while_the_journal_is_away_only_its_own_can_be_found() -> None:
+    async def story(scene: Scene) -> None:
+        scene.adopt(Stream("mine", "acme", Plain()))
+        scene.journal.is_up = False
+        with pytest.raises(Unreachable):
+            await scene.finding.find(*S)
+        assert (await scene.finding.find("acme", "mine")).stream.id == "mine"
+        assert scene.journal.num_finds == 0 and not await scene.finding.is_elsewhere(*S)
+
+    play(story)
+
+
+def test_what_others_say_of_our_streams_is_done() -> None:
+    async def story(scene: Scene) -> None:
+        scene.adopt(Stream("s", "acme", Plain()))
+        audience = scene.shelf.find(*S)
+        scene.now_s += 9.0
+        scene.journal.heard = [Call("acme", "gone"), Call(*S)]
+        while scene.journal.heard:
+            await asyncio.sleep(0.01)
+        scene.now_s += 9.0
+        audience.tick(scene.now_s, 1 << 20)
+        assert not scene.cancelled, "it is read elsewhere"
+        scene.journal.heard = [Call(*S, is_cancel=True)]
+        while scene.journal.heard:
+            await asyncio.sleep(0.01)
+        assert scene.cancelled == ["cancelled"]
+
+    play(story)
+
+
+def test_what_another_gateway_took_over_is_looked_for_there_and_may_come_back() -> None:
+    async def story(scene: Scene) -> None:
+        scene.adopt(Stream("s", "acme", Plain()))
+        scene.shelf.find(*S).stream.abandon(Failure("stream_moved", "elsewhere", 503))
+        scene.journal.found = opened(said(1))
+        assert (await scene.finding.find(*S)).stream.records == [said(1)]
+        scene.journal.is_owned = False
+        await scene.finding.sweep()
+        assert scene.shelf.find(*S).stream.records == [said(1)]
+
+    play(story)
