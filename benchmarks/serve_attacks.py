@@ -18,7 +18,8 @@ PROFILE = {"c0_s": 2e-2, "c_in_s": 1e-6, "c_out_s": 1e-6, "c_kv_s": 0.0, "c_att_
 TOKENS = 1500
 # Of the fake's tokens 256 are bytes: with few others, one in ten is half a character and waits for the next.
 WORDS = 60_000
-# Until then a client that never reads looks at nothing; by then it must have been given up.
+# Until then a client that never reads looks at nothing. The kernels' buffers hold megabytes for each, so that the
+# server notices only those that ask for more than that.
 UNREAD_S = 25.0
 # Short times, so that the crowd is dealt with while the stream runs.
 GATEWAY = "[gateway]\nreceive_s = 4.0\nmax_unread_s = 4.0\nmax_unread_bytes = 4096\ndisconnect_grace_s = 0.0\n"
@@ -152,8 +153,6 @@ async def run(one: Server, senders: int, readers: int, leavers: int) -> list[boo
         ]
         if "slow" in name:
             met.append(verdict(told == {"408": senders}, f"{name}: each was told 408", "all"))
-        elif "never" in name:
-            met.append(verdict("still open" not in told, f"{name}: each was given up", "all"))
     return met
 
 
