@@ -52,6 +52,8 @@ from headrace.weights.checkpoint import open_checkpoint
 
 _LOG = logging.getLogger("headrace.gateway")
 _MOST_DESCRIPTORS = 1 << 16
+# A gateway that starts again reads all of it before it answers: about four seconds, while workers keep what it had.
+_MOST_JOURNAL_BYTES = 32 << 20
 
 
 def gateway(
@@ -235,7 +237,8 @@ def _journal(orders: Orders, folder: Path) -> Journal | None:
     config = orders.config.gateway
     if config.journal == "memory":
         return None
-    return FileJournal(folder / "journal", orders.secret, window_s=config.resume_s, max_bytes=config.resume_bytes)
+    max_bytes = min(config.resume_bytes, _MOST_JOURNAL_BYTES)
+    return FileJournal(folder / "journal", orders.secret, window_s=config.resume_s, max_bytes=max_bytes)
 
 
 @contextmanager
