@@ -45,8 +45,9 @@ def test_it_can_be_interrupted_and_even_killed(home: Path) -> None:
             started = descendants(process.pid)
             assert len(started) >= 4
             process.send_signal(blow)
-            process.stdout.read()
-            assert process.wait(60) == code
+            rest = process.stdout.read()
+            # A busy machine may be told of a death when all is over.
+            assert process.wait(60) == code or (process.returncode == 0 and b"identical" in rest)
         eventually(lambda: not any(is_alive(pid) for pid in started), "processes are left behind")  # noqa: B023
 
 

@@ -7,6 +7,7 @@ case is dealt with: a small job, answered in time. Whatever else happens is the 
 
 import asyncio
 import os
+import select
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
@@ -104,8 +105,9 @@ class Listener:
         ticket, talk = self._ticket, self._talk
         if ticket is None or talk is None:
             # It ended, or talks to a thread: what it says is not for us.
+            has_ended = _has_ended(self._fd)
             self.detach()
-            return self._on_end(self.process)
+            return self._on_end(self.process) if has_ended else None
         try:
             received = os.read(self._fd, INLINE_BYTES)
             talk.received += received
@@ -141,3 +143,10 @@ class Listener:
                 self.give_up()
         elif self._timer is None:
             self._wake_at(talk.until_s, left_s)
+
+
+def _has_ended(fd: int) -> bool:
+    """The other end was closed. That there is something to read says nothing of that: it may be a thread's answer."""
+    poller = select.poll()
+    poller.register(fd, select.POLLRDHUP)
+    return bool(poller.poll(0))

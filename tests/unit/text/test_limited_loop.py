@@ -248,6 +248,17 @@ def test_threads_and_loops_share_the_processes(pool: LimitedPool, run: Callable[
     run(story)
 
 
+def test_what_it_says_to_a_thread_is_no_sign_of_its_end(pool: LimitedPool, run: Callable[[Story], Any]) -> None:
+    async def story() -> None:
+        await render(pool, "x")
+        (pids, listeners) = pool.pids, list(pool._listeners.values())
+        for listener in listeners:
+            listener._read()  # as when its loop gets to it after a thread took the answer
+        assert await render(pool, "y") == ["y"] and pool.pids == pids
+
+    run(story)
+
+
 def test_closing_in_the_loop_tells_who_waits_and_leaves_no_descriptor(run: Callable[[Story], Any]) -> None:
     before = num_open_fds()
 
