@@ -109,6 +109,8 @@ class Crowd:
         self._server = server
         self._threads = [threading.Thread(target=self._sit) for _ in range(2)]
         self._stop = threading.Event()
+        # What is left of the crowd before must not be taken for this one.
+        eventually(lambda: server.figure("headrace_replica_running") == 0, "one still runs")
         self._threads[0].start()
         eventually(lambda: server.figure("headrace_replica_running") == 1, "nothing runs")
         self._threads[1].start()
