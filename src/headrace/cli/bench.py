@@ -121,7 +121,11 @@ def engine(
         typer.Option(help="A name or REQUESTS:PROMPT:OUTPUT, lengths as N or LOW-HIGH; may be given again."),
     ] = None,
     model: Annotated[str, typer.Option("--model", "-m", help="A pulled model, a .gguf file or a folder.")] = "default",
-    dtype: Annotated[str, typer.Option(help="auto, fp32, int8 or int4.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cuda or cpu; auto takes a CUDA card that can be used.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, fp32, int8 or int4; on a card bf16.")] = "auto",
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="On a card: the same bits alone and in any company, more slowly.")
+    ] = False,
     slots: Annotated[int, typer.Option(min=1, max=4096, help="Sequences that run at once.")] = 32,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     as_json: AsJson = False,
@@ -137,7 +141,8 @@ def engine(
 
     loads = [parse_load(text) for text in load or ("prefill", "decode1", "decode8", "decode16", "decode32")]
     results = []
-    with open_local(model, LoadSettings(dtype=dtype, slots=slots)) as local:
+    settings = LoadSettings(device=device, dtype=dtype, slots=slots, deterministic=deterministic)
+    with open_local(model, settings) as local:
         for each in loads:
             note(f"{each.name}: {each.requests} requests")
             results.append(run_load(local, each, seed))
@@ -145,7 +150,9 @@ def engine(
     if as_json:
         print_json({"model": about, "loads": results})
     else:
-        _print_engine(results, f"{about['name']}, {about['dtype']}, ready after {about['ready_s']:.1f} s")
+        _print_engine(
+            results, f"{about['name']}, {about['dtype']} on {about['device']}, ready after {about['ready_s']:.1f} s"
+        )
 
 
 def _print_engine(results: list[EngineFigures], title: str) -> None:

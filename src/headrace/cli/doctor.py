@@ -109,11 +109,17 @@ def _kernels(model: str, dtype: str) -> dict[str, Any]:
 
 
 def _gpu() -> str:
+    """Every card by name, and what `device = "auto"` makes of them."""
     import torch
 
-    if not torch.cuda.is_available():
-        return "none that torch can use"
-    return ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+    from headrace.runner.cuda.presence import look_for_card
+
+    look = look_for_card()
+    if not look.usable:
+        return f"none that can be used: {look.words}; models run on the CPU"
+    cards = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    more = f"; {len(cards)} cards: {', '.join(cards)}" if len(cards) > 1 else ""
+    return f"models run on it in bf16: {look.words}{more}"
 
 
 def _processor_name() -> str:

@@ -52,7 +52,11 @@ def generate(
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the text as it stands, without a chat template.")
     ] = False,
-    dtype: Annotated[str, typer.Option(help="auto, fp32, int8 or int4.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cuda or cpu; auto takes a CUDA card that can be used.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, fp32, int8 or int4; on a card bf16.")] = "auto",
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="On a card: the same bits alone and in any company, more slowly.")
+    ] = False,
     slots: Annotated[int, typer.Option(min=1, max=1024, help="Sequences that run at once.")] = 32,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
 ) -> None:
@@ -67,7 +71,7 @@ def generate(
     if system is not None and (raw or file is not None):
         raise InvalidInput("--system goes with a prompt that is a message", param="--system")
     defaults = Ask(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop or [])
-    loading = _loading(model, dtype, slots)
+    loading = _loading(model, device, dtype, slots, deterministic=deterministic)
     if file is not None:
         _answer_file(loading, file, output, defaults, as_json=as_json)
     elif prompt is not None:
@@ -76,12 +80,14 @@ def generate(
             _answer(local, ask, as_json=as_json)
 
 
-def _loading(model: str, dtype: str, slots: int) -> AbstractContextManager[LocalModel]:
+def _loading(
+    model: str, device: str, dtype: str, slots: int, *, deterministic: bool
+) -> AbstractContextManager[LocalModel]:
     """It is loaded when it is entered."""
     from headrace.cli.local import open_local
     from headrace.worker.assembly import LoadSettings
 
-    return open_local(model, LoadSettings(dtype=dtype, slots=slots))
+    return open_local(model, LoadSettings(device=device, dtype=dtype, slots=slots, deterministic=deterministic))
 
 
 def _answer_file(

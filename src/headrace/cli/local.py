@@ -43,6 +43,7 @@ class LocalModel:
     clock: SystemClock
     times: StepTimes
     config: EngineConfig
+    device: str
     dtype: str
     fingerprint: str
     memory: MemoryPlan
@@ -50,11 +51,12 @@ class LocalModel:
 
     @property
     def headline(self) -> str:
-        return f"{self.name}, {self.dtype}"
+        return f"{self.name}, {self.dtype} on {self.device}"
 
     def describe(self) -> dict[str, Any]:
         return {
             "name": self.name,
+            "device": self.device,
             "dtype": self.dtype,
             "fingerprint": self.fingerprint,
             "slots": self.config.slots,
@@ -76,7 +78,7 @@ def open_local(name: str, settings: LoadSettings) -> Iterator[LocalModel]:
         with progress_bar(f"loading {path.stem}") as progress:
             loaded = load_model(checkpoint, settings, progress)
         stack.callback(loaded.runner.close)
-        for line in (*loaded.choice.reasons, *loaded.memory.sentences()):
+        for line in loaded.notes:
             note(line)
         yield _wire(stack, name, checkpoint, loaded, started_s)
 
@@ -117,5 +119,16 @@ def _wire(stack: ExitStack, name: str, checkpoint: Checkpoint, loaded: LoadedMod
         matchers=matchers,
     )
     ready_s = time.perf_counter() - started_s
-    dtype = loaded.choice.recipe.dtype
-    return LocalModel(name, engine, service, clock, timed.times, config, dtype, fingerprint, loaded.memory, ready_s)
+    return LocalModel(
+        name,
+        engine,
+        service,
+        clock,
+        timed.times,
+        config,
+        loaded.device,
+        loaded.dtype,
+        fingerprint,
+        loaded.memory,
+        ready_s,
+    )

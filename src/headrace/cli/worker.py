@@ -62,7 +62,7 @@ def worker(
             lines.close()
             os._exit(code)
 
-        host = WorkerHost(card, _mount(model, tenants, engine), UnixNetwork(), address, inject=inject, die=die)
+        host = WorkerHost(card, _mount(model, tenants, engine, index), UnixNetwork(), address, inject=inject, die=die)
         raise typer.Exit(_live(host, grace_s))
 
 
@@ -91,12 +91,12 @@ def _drain_on_sigterm(host: WorkerHost, grace_s: float) -> None:
     threading.Thread(target=wait, name="signals", daemon=True).start()
 
 
-def _mount(model: ModelConfig, tenants: tuple[TenantConfig, ...], engine: EngineConfig) -> Mount:
+def _mount(model: ModelConfig, tenants: tuple[TenantConfig, ...], engine: EngineConfig, index: int) -> Mount:
     def mount(report: Report) -> MountedModel:
         if model.runner == "fake":
             mounted = mount_fake(model, tenants, report)
         else:
-            mounted = mount_torch(find_or_fetch(model.source or model.name), model, tenants, report)
+            mounted = mount_torch(find_or_fetch(model.source or model.name), model, tenants, report, index)
         mounted.config = replace(mounted.config, **{name: getattr(engine, name) for name in PROMISES})
         gc.collect()
         gc.freeze()

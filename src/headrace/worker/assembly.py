@@ -1,62 +1,95 @@
-"""A runner and its engine's configuration from a checkpoint: kernels chosen, weights packed, memory planned, steps timed.
+"""A runner and its engine's configuration from a checkpoint: device and kernels chosen, weights packed, memory planned,
+steps timed.
 
 Owns the order of these and the record of what was decided. Torch is imported here only when a model is loaded.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from headrace.core.config import EngineConfig
 from headrace.core.errors import InvalidInput
+from headrace.core.ports import Runner
 from headrace.weights.checkpoint import Checkpoint, Progress
 from headrace.weights.layout import num_parameters
-from headrace.worker.warmup import measure_profile
+from headrace.worker.warmup import CARD_SCENES, SCENES, Scenes, measure_profile
 
 if TYPE_CHECKING:
     from headrace.runner.torch.memory import MemoryPlan
-    from headrace.runner.torch.probe import Choice
-    from headrace.runner.torch.runner import TorchRunner
+
+# A step is bounded by its time; these bound its memory.
+_STEP_TOKENS = {"cpu": 256, "cuda": 8192}
 
 
 class LoadSettings(Struct, frozen=True):
     """What an operator may say about loading. None and 0 leave it to the model and the machine."""
 
+    device: str = "auto"
     dtype: str = "auto"
     slots: int = 32
     context_len: int | None = None
     # Most tokens that KV memory is taken for.
     kv_tokens: int | None = None
     block_size: int = 16
-    # A step is bounded by its time; this bounds its memory.
-    max_step_tokens: int = 256
+    max_step_tokens: int = 0
     threads: int = 0
+    # A row's bits must depend on its own sequence alone.
+    deterministic: bool = False
+    # Which of the machine's cards; counted around.
+    card: int = 0
+
+
+class ModelRunner(Runner, Protocol):
+    """A runner of real weights."""
+
+    @property
+    def fingerprint(self) -> str: ...
 
 
 @dataclass(slots=True)
 class LoadedModel:
-    runner: "TorchRunner"
+    """`notes` say in words what was decided, `scenes` what to time it by."""
+
+    runner: ModelRunner
     config: EngineConfig
     memory: "MemoryPlan"
-    choice: "Choice"
+    device: str
+    dtype: str
+    notes: tuple[str, ...]
+    scenes: Scenes
 
 
 def load_model(checkpoint: Checkpoint, settings: LoadSettings, progress: Progress | None = None) -> LoadedModel:
     """Raises InvalidModel for files that are no model, ModelTooLarge when it does not fit; nothing is kept then."""
     loaded = load_weights(checkpoint, settings, progress)
-    loaded.config = replace(loaded.config, profile=measure_profile(loaded.runner, loaded.config))
+    loaded.config = replace(loaded.config, profile=measure_profile(loaded.runner, loaded.config, loaded.scenes))
     return loaded
 
 
 def load_weights(checkpoint: Checkpoint, settings: LoadSettings, progress: Progress | None = None) -> LoadedModel:
     """`load_model` without timing its steps: the profile is a guess."""
+    from headrace.runner.cuda.presence import choose_device, look_for_card
+
+    look = look_for_card()
+    device = choose_device(settings.device, settings.dtype, checkpoint.shape, look)
+    config = engine_config(checkpoint, settings, device)
+    if device == "cuda":
+        return _load_on_card(checkpoint, settings, config, look.words, progress)
+    return _load_on_cpu(checkpoint, settings, config, progress)
+
+
+def _load_on_cpu(
+    checkpoint: Checkpoint, settings: LoadSettings, config: EngineConfig, progress: Progress | None
+) -> LoadedModel:
     from headrace.runner.torch.probe import choose
     from headrace.runner.torch.runner import TorchRunner
 
-    config = engine_config(checkpoint, settings)
     choice = choose(checkpoint.shape, settings.dtype, stored_bits=stored_bits(checkpoint))
+    if settings.deterministic and not choice.row_exact:
+        raise InvalidInput(f"{choice.recipe.dtype} is not row-exact on this processor", param="deterministic")
     runner = TorchRunner(
         config,
         checkpoint,
@@ -66,7 +99,36 @@ def load_weights(checkpoint: Checkpoint, settings: LoadSettings, progress: Progr
         progress=progress,
     )
     memory = runner.fit()
-    return LoadedModel(runner, replace(config, blocks=memory.blocks), memory, choice)
+    notes = (*choice.reasons, *memory.sentences())
+    config = replace(config, blocks=memory.blocks)
+    return LoadedModel(runner, config, memory, "cpu", choice.recipe.dtype, notes, SCENES)
+
+
+def _load_on_card(
+    checkpoint: Checkpoint, settings: LoadSettings, config: EngineConfig, card: str, progress: Progress | None
+) -> LoadedModel:
+    """With its graphs captured: a step that meets one it lacks would be late."""
+    import torch
+
+    from headrace.runner.cuda.exact_ops import ExactOps
+    from headrace.runner.cuda.lane import CudaLane
+    from headrace.runner.cuda.runner import CudaRunner
+    from headrace.runner.cuda.triton_ops import TritonOps
+    from headrace.runner.cuda.weights import from_checkpoint
+
+    lane = CudaLane(settings.card % torch.cuda.device_count())
+    shape = checkpoint.shape
+    ops = (ExactOps if settings.deterministic else TritonOps)(shape, config.slots, lane.device)
+    runner = CudaRunner(config, shape, from_checkpoint(checkpoint, progress), ops, lane, digest=checkpoint.digest)
+    try:
+        memory = runner.fit()
+        runner.warm_up()
+    except BaseException:
+        runner.close()
+        raise
+    exact = "rows are exact: alone or in any batch, the same bits" if ops.row_exact else "rows may differ in last bits"
+    notes = (f"bf16 on {card}; {exact}", *runner.notes, f"{runner.num_graphs} graphs of steps")
+    return LoadedModel(runner, runner.config, memory, "cuda", "bf16", notes, CARD_SCENES)
 
 
 def stored_bits(checkpoint: Checkpoint) -> float:
@@ -74,7 +136,7 @@ def stored_bits(checkpoint: Checkpoint) -> float:
     return 8.0 * checkpoint.size_bytes / num_parameters(checkpoint.shape)
 
 
-def engine_config(checkpoint: Checkpoint, settings: LoadSettings) -> EngineConfig:
+def engine_config(checkpoint: Checkpoint, settings: LoadSettings, device: str = "cpu") -> EngineConfig:
     """Sizes from the model; `blocks` is the most that could be used and shrinks to what memory holds."""
     shape = checkpoint.shape
     context_len = settings.context_len or shape.context_len
@@ -88,5 +150,5 @@ def engine_config(checkpoint: Checkpoint, settings: LoadSettings) -> EngineConfi
         context_len=context_len,
         vocab_size=shape.vocab_size,
         eos_ids=shape.eos_ids,
-        max_step_tokens=max(settings.max_step_tokens, settings.slots),
+        max_step_tokens=max(settings.max_step_tokens or _STEP_TOKENS[device], settings.slots),
     )

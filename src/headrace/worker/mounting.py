@@ -1,4 +1,4 @@
-"""A model brought into this process for a worker: the fake, or a checkpoint under torch, and its matchers.
+"""A model brought into this process for a worker: the fake, or a checkpoint on its device, and its matchers.
 
 Owns what must be closed with it. Whether it computes soundly and how fast is found out afterwards.
 """
@@ -16,13 +16,14 @@ from headrace.text.matchers import Matchers
 from headrace.text.tokenizer import Tokenizer
 from headrace.weights.checkpoint import open_checkpoint
 from headrace.worker.assembly import LoadSettings, load_weights
+from headrace.worker.warmup import SCENES, Scenes
 
 # Part done, from 0 to 1, and a few words.
 Report = Callable[[float, str], None]
 
 
 class MountedModel:
-    """`is_measured`: the configuration's profile is the truth, and no steps need be timed."""
+    """`is_measured`: the configuration's profile is the truth, and no steps need be timed; else `scenes` say which."""
 
     def __init__(
         self,
@@ -34,6 +35,7 @@ class MountedModel:
         fingerprint: str = "",
         dtype: str = "",
         is_measured: bool = False,
+        scenes: Scenes = SCENES,
     ) -> None:
         self.runner = runner
         self.config = config
@@ -42,6 +44,7 @@ class MountedModel:
         self.fingerprint = fingerprint
         self.dtype = dtype
         self.is_measured = is_measured
+        self.scenes = scenes
         self.closing = ExitStack()
         self.closing.callback(runner.close)
         if matchers is not None:
@@ -83,16 +86,22 @@ def mount_fake(model: ModelConfig, tenants: tuple[TenantConfig, ...], report: Re
     )
 
 
-def mount_torch(path: Path, model: ModelConfig, tenants: tuple[TenantConfig, ...], report: Report) -> MountedModel:
-    """Raises InvalidModel for files that are no model, ModelTooLarge when it does not fit."""
+def mount_torch(
+    path: Path, model: ModelConfig, tenants: tuple[TenantConfig, ...], report: Report, index: int = 0
+) -> MountedModel:
+    """Raises InvalidModel for files that are no model, ModelTooLarge when it does not fit. Replica `index` takes the card
+    of that number, where there are several."""
     from msgspec.structs import replace
 
     settings = LoadSettings(
+        device=model.device,
         dtype=model.dtype,
+        deterministic=model.deterministic,
         slots=model.slots,
         context_len=model.context_len,
         kv_tokens=model.kv_tokens,
         threads=model.threads,
+        card=index,
     )
     checkpoint = open_checkpoint(path)
     try:
@@ -107,7 +116,8 @@ def mount_torch(path: Path, model: ModelConfig, tenants: tuple[TenantConfig, ...
             matchers=_matchers(tokenizer, config),
             version=loaded.runner.fingerprint,
             fingerprint=loaded.runner.fingerprint,
-            dtype=loaded.choice.recipe.dtype,
+            dtype=loaded.dtype,
+            scenes=loaded.scenes,
         )
     except BaseException:
         checkpoint.close()

@@ -15,8 +15,19 @@ from headrace.core.ports import Runner
 from headrace.core.request import SamplingParams
 from headrace.engine.cost import fit_profile
 
+Scenes = tuple[tuple[int, tuple[int, ...]], ...]
 # Rows, and the chunks that each row's prompt is computed in. Decode steps of all rows and of one row follow.
-_SCENES: tuple[tuple[int, tuple[int, ...]], ...] = ((1, (64, 16)), (8, (16,)), (32, (1,)))
+SCENES: Scenes = ((1, (64, 16)), (8, (16,)), (32, (1,)))
+# What a card must be asked to show its pace: it is idle in anything smaller.
+CARD_SCENES: Scenes = (
+    (1, (64,)),
+    (1, (2048, 512)),
+    (1, (6000, 2048)),
+    (8, (1000,)),
+    (64, (128,)),
+    (256, (24,)),
+    (256, (4,)),
+)
 # The first step of a kind is often slow: of decode steps the quickest counts.
 _DECODE_STEPS = 2
 _NONE = np.zeros(0, np.int32)
@@ -24,12 +35,12 @@ _NONE = np.zeros(0, np.int32)
 _FIRST_STEP = -1_000_000
 
 
-def measure_profile(runner: Runner, config: EngineConfig) -> CostProfile:
+def measure_profile(runner: Runner, config: EngineConfig, scenes: Scenes = SCENES) -> CostProfile:
     """Run a few steps of different shapes and fit their times; too small an engine is taken at its profile."""
     if min(config.context_len, config.blocks * config.block_size) <= 2 * _DECODE_STEPS + 1:
         return config.profile
     stage = _Stage(runner, config)
-    seen = [step for rows, chunks in _SCENES for step in _play(stage, rows, chunks)]
+    seen = [step for rows, chunks in scenes for step in _play(stage, rows, chunks)]
     return fit_profile(seen, config.profile)
 
 

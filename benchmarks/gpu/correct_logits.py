@@ -1,0 +1,112 @@
+"""Logits of the CUDA runner against transformers, in every way a token can be computed; and graphs against none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from card_rig import Desk, Family, Trace, engine_config, ids, open_runner
+
+# Ours may be so much further from float32 than transformers in bfloat16 is.
+TOLERANCE = 1.5
+LENGTHS = (1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 255, 257, 509, 1000)
+CHUNKS = (1, 7, 16, 33, 100)
+
+
+def check_logits(family: Family, device: torch.device, *, quick: bool, exact: bool = False) -> list[dict[str, Any]]:
+    graphed = play(Desk(open_runner(family, engine_config(family), device, graphs=True, exact=exact)), quick=quick)
+    rows = [_compare(family, scene, traces) for scene, traces in graphed.items()]
+    if exact:
+        return [row | {"check": f"{row['check']}, row-exact"} for row in rows]
+    eager = play(Desk(open_runner(family, engine_config(family), device)), quick=quick)
+    for scene, traces in eager.items():
+        pairs = list(zip(traces, graphed[scene], strict=True))
+        equal = sum(one.tokens == other.tokens and _same_bits(one, other) for one, other in pairs)
+        rows.append(
+            {"check": f"{family.name}: {scene}, with graphs as without", "ok": equal == len(pairs), "equal": equal}
+        )
+    return rows
+
+
+def play(desk: Desk, *, quick: bool) -> dict[str, list[Trace]]:
+    lengths, chunks = (LENGTHS[:7], CHUNKS[:3]) if quick else (LENGTHS, CHUNKS)
+    return {
+        "odd lengths": [_whole(desk, length) for length in lengths],
+        "chunked prefill": [_chunked(desk, chunk) for chunk in chunks],
+        "cached prefix": [_continued(desk, blocks) for blocks in ((1, 5) if quick else (1, 5, 9, 31))],
+        "mixed batch": _mixed(desk, 6 if quick else 30),
+    }
+
+
+def _whole(desk: Desk, length: int) -> Trace:
+    desk.begin(0, ids(length, seed=length))
+    return desk.generate(0, 4)
+
+
+def _chunked(desk: Desk, chunk: int) -> Trace:
+    desk.begin(1, ids(181, seed=chunk))
+    return desk.generate(1, 4, chunk)
+
+
+def _continued(desk: Desk, blocks: int) -> Trace:
+    """The first blocks are another sequence's, which is gone."""
+    prompt = ids(16 * blocks + 5, seed=blocks)
+    desk.begin(2, prompt)
+    desk.generate(2, 2)
+    shared = desk.blocks[2][:blocks]
+    desk.end(2, keep=blocks)
+    desk.begin(3, prompt[: 16 * blocks] + ids(21, seed=100 + blocks), shared=shared)
+    return desk.generate(3, 4)
+
+
+def _mixed(desk: Desk, count: int) -> list[Trace]:
+    """Chunks of any length beside decode rows, in any order of rows."""
+    chance = np.random.default_rng(1)
+    traces = [desk.begin(slot, ids(int(chance.integers(1, 400)), seed=slot)) for slot in range(5, 5 + count)]
+    open_slots = list(range(5, 5 + count))
+    while open_slots:
+        chance.shuffle(open_slots)
+        room, chunks = 900, {}
+        for slot in open_slots:
+            count = min(desk.missing(slot), int(chance.integers(1, 130)), room)
+            if count > 0 and chance.random() < 0.7:
+                chunks[slot] = count
+                room -= count
+        if chunks:
+            assert not desk.advance(chunks).statuses.any()
+        open_slots = [slot for slot in open_slots if len(desk.traces[slot].tokens) < 6]
+    return traces
+
+
+def _compare(family: Family, scene: str, traces: list[Trace]) -> dict[str, Any]:
+    """Squared errors over all logits of a scene, and the largest."""
+    square, most, disagreed, gaps = [0.0, 0.0], [0.0, 0.0], 0, [0.0]
+    for trace in traces:
+        exact, peer = family.truth(trace.prompt + trace.tokens[:-1], len(trace.tokens))
+        ours = torch.stack(trace.logits).float()
+        for index, found in enumerate((ours, peer)):
+            error = (found - exact).double()
+            square[index] += float(error.square().sum())
+            most[index] = max(most[index], float(error.abs().max()))
+        chosen = torch.tensor(trace.tokens, device=exact.device)
+        gap = exact.amax(-1) - exact.gather(1, chosen[:, None]).squeeze(1)
+        disagreed += int((gap > 0).sum())
+        gaps.append(float(gap.max()))
+    rms, peak = (square[0] / square[1]) ** 0.5, most[0] / most[1]
+    # Whoever chose another token than float32 must have been near a tie.
+    ok = rms <= TOLERANCE and peak <= TOLERANCE and max(gaps) <= 2 * TOLERANCE * most[1]
+    return {
+        "check": f"{family.name}: {scene}, against transformers",
+        "ok": ok,
+        "tokens": sum(len(trace.tokens) for trace in traces),
+        "error_rms_of_peers": rms,
+        "error_max_of_peers": peak,
+        "peer_error_max": most[1],
+        "other_tokens_than_float32": disagreed,
+        "their_gap_max": max(gaps),
+    }
+
+
+def _same_bits(one: Trace, other: Trace) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.logits, other.logits, strict=True))

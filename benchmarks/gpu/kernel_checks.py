@@ -1,0 +1,326 @@
+"""Every kernel against its plain reference in float64, on the card: random shapes, odd lengths, single tokens, contexts
+of 128k, poisoned outputs, NaN in whatever may not be read."""
+
+import random
+from collections.abc import Iterator
+from itertools import pairwise
+
+import torch
+from kernel_rig import BLOCK_SIZE, Pages, offsets_of, relative_error, tiles_of
+
+from headrace.runner.cuda.kernels import plain
+from headrace.runner.cuda.kernels.activation import silu_mul
+from headrace.runner.cuda.kernels.decode_attention import DecodeConfig, DecodeScratch, decode_attention, decode_config
+from headrace.runner.cuda.kernels.norms import add_rms_norm, rms_norm
+from headrace.runner.cuda.kernels.prefill_attention import PrefillConfig, prefill_attention, prefill_config
+from headrace.runner.cuda.kernels.rotary_write import rotary_write
+from headrace.runner.cuda.kernels.row_product import row_product
+from headrace.runner.cuda.kernels.rules import PROMPT_BIT, Rules, apply_rules, note_tokens
+from headrace.runner.cuda.kernels.sampling import Draws, sample
+from headrace.runner.cuda.kernels.scan import Scan
+from headrace.runner.cuda.kernels.scores import score
+from headrace.runner.cuda.kernels.turned_attention import turned_attention
+from headrace.runner.torch import luck
+
+# bf16 in, bf16 out.
+TOLERANCE = 6e-3
+Outcome = tuple[str, float, float]
+
+
+def poisoned(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.full(shape, torch.nan, device="cuda", dtype=dtype)
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(shape, device="cuda").to(dtype)
+
+
+def all_checks(seed: int) -> Iterator[Outcome]:
+    """(what, error, tolerance); an error of NaN is a failure too."""
+    torch.manual_seed(seed)
+    chance = random.Random(seed)
+    yield from attention_checks(chance)
+    yield from row_checks()
+    yield from fused_checks(chance)
+    yield from sampling_checks()
+
+
+def decode_check(lengths: list[int], heads: int, kv_heads: int, dim: int, config: DecodeConfig) -> float:
+    pages = Pages.make(lengths, kv_heads, dim)
+    slots = [*range(len(lengths)), -1]
+    random.Random(1).shuffle(slots)
+    q, out = normal(len(slots), heads, dim), poisoned(len(slots), heads, dim)
+    scratch = DecodeScratch.make(len(slots), heads, kv_heads, dim, config.splits, "cuda")
+    scratch.sums.fill_(torch.nan)
+    scratch.stats.fill_(torch.nan)
+    named = torch.tensor(slots, dtype=torch.int32, device="cuda")
+    args = (q, pages.keys[0], pages.values[0], pages.tables, named, pages.lengths, dim**-0.5)
+    worst = 0.0
+    for _ in range(3):
+        out.fill_(torch.nan)
+        decode_attention(out, *args, scratch, config)
+        worst = max(worst, relative_error(out, plain.decode_attention(*args)), float(scratch.tickets.any()))
+        if out.isnan().any():
+            return torch.nan
+    return worst
+
+
+def prefill_check(
+    counts: list[int], prior: list[int], heads: int, kv_heads: int, dim: int, config: PrefillConfig
+) -> float:
+    pages = Pages.make([before + count for before, count in zip(prior, counts, strict=True)], kv_heads, dim)
+    tokens = sum(counts)
+    q, out = normal(tokens, heads, dim), poisoned(tokens, heads, dim)
+    slots = torch.arange(len(counts), dtype=torch.int32, device="cuda")
+    offsets, before = offsets_of(counts), torch.tensor(prior, dtype=torch.int32, device="cuda")
+    args = (q, pages.keys[0], pages.values[0], pages.tables, slots, offsets, before)
+    prefill_attention(out, *args, tiles_of(counts, prior, config.tokens(heads, kv_heads)), dim**-0.5, config)
+    return relative_error(out, plain.prefill_attention(*args, dim**-0.5))
+
+
+def attention_checks(chance: random.Random) -> Iterator[Outcome]:
+    for heads, kv_heads, dim in ((32, 8, 128), (16, 8, 128), (9, 3, 64), (32, 4, 64), (8, 8, 128)):
+        name = f"{heads}/{kv_heads}x{dim}"
+        lengths = [chance.randint(1, 900) for _ in range(6)] + [1, 16, 17, 5000]
+        default = decode_config(len(lengths) + 1, kv_heads)
+        yield f"decode {name}", decode_check(lengths, heads, kv_heads, dim, default), TOLERANCE
+        fixed = DecodeConfig(splits=32, shortest=256, fixed=True)
+        yield f"decode {name} fixed stretches", decode_check(lengths, heads, kv_heads, dim, fixed), TOLERANCE
+        counts = [1, 2, chance.randint(3, 300), chance.randint(3, 300), 129]
+        prior = [chance.randint(0, 2000), 0, 16, 1023, 0]
+        config = prefill_config(dim)
+        yield f"prefill {name}", prefill_check(counts, prior, heads, kv_heads, dim, config), TOLERANCE
+    long = decode_config(2, 8)
+    yield "decode 128k", decode_check([131072 - 5], 32, 8, 128, long), TOLERANCE
+    yield "prefill 128k", prefill_check([201], [131072 - 300], 8, 2, 128, prefill_config(128)), TOLERANCE
+    yield "prefill bits", prefill_bits(), 0.0
+
+
+def prefill_bits() -> float:
+    """The same tokens cut otherwise, and one at a time beside others, give the same bits."""
+    heads, kv_heads, dim, length = 16, 8, 128, 700
+    pages, config = Pages.make([length], kv_heads, dim), prefill_config(128)
+    q = normal(length, heads, dim)
+
+    def run(bounds: list[int]) -> torch.Tensor:
+        counts = [stop - first for first, stop in pairwise(bounds)]
+        out = poisoned(length, heads, dim)
+        prefill_attention(
+            out, q, pages.keys[0], pages.values[0], pages.tables,
+            torch.zeros(len(counts), dtype=torch.int32, device="cuda"), offsets_of(counts),
+            torch.tensor(bounds[:-1], dtype=torch.int32, device="cuda"),
+            tiles_of(counts, bounds, config.tokens(heads, kv_heads)), dim**-0.5, config,
+        )  # fmt: skip
+        return out
+
+    whole = run([0, length])
+    cuts = ([0, 333, length], [0, 1, 17, 512, 699, length], list(range(length + 1)))
+    return float(max((run(cut) != whole).sum() for cut in cuts))
+
+
+def row_checks() -> Iterator[Outcome]:
+    for rows, width in ((1, 576), (33, 1024), (300, 4096), (7, 8192)):
+        x, residual, weight = normal(rows, width), normal(rows, width), normal(width)
+        added, want = plain.add_rms_norm(x, residual, weight, 1e-5)
+        out = poisoned(rows, width)
+        add_rms_norm(x, residual, weight, 1e-5, out)
+        error = relative_error(out, want) if torch.equal(residual, added) else torch.nan
+        yield f"add+norm {rows}x{width}", error, TOLERANCE
+        rms_norm(x, weight, 1e-5, out.fill_(torch.nan))
+        yield f"norm {rows}x{width}", relative_error(out, plain.rms_norm(x, weight, 1e-5)), TOLERANCE
+        gate_up, act = normal(rows, 2 * width), poisoned(rows, width)
+        silu_mul(gate_up, act)
+        yield f"silu*mul {rows}x{width}", relative_error(act, plain.silu_mul(gate_up)), TOLERANCE
+    for heads, kv_heads, dim, normed in ((16, 8, 128, True), (32, 8, 128, False), (9, 3, 64, False)):
+        error = rotary_check(77, heads, kv_heads, dim, normed=normed)
+        yield f"rotary+write {heads}/{kv_heads}x{dim}", error, TOLERANCE
+
+
+def rotary_check(tokens: int, heads: int, kv_heads: int, dim: int, *, normed: bool) -> float:
+    qkv = normal(tokens, (heads + 2 * kv_heads) * dim)
+    positions = torch.randint(0, 3000, (tokens,), device="cuda", dtype=torch.int32)
+    cells = torch.randperm(40 * BLOCK_SIZE, device="cuda")[:tokens]
+    cells[3] = -1
+    angles = torch.rand(3000, dim // 2, device="cuda") * 6
+    cos, sin = angles.cos(), angles.sin()
+    q_norm, k_norm = (normal(dim), normal(dim)) if normed else (None, None)
+    keys, values = poisoned(40, kv_heads, BLOCK_SIZE, dim), poisoned(40, kv_heads, BLOCK_SIZE, dim)
+    q_out = poisoned(tokens, heads, dim)
+    rotary_write(qkv, positions, cells, cos, sin, q_norm, k_norm, 1e-6, q_out, keys, values)
+    q, k, v = plain.rotary(qkv, positions, cos, sin, q_norm, k_norm, 1e-6, heads, kv_heads)
+    errors = [relative_error(q_out, q)]
+    for got, rows in ((keys, k), (values, v)):
+        want = torch.full(got.shape, torch.nan, dtype=torch.float64, device="cuda")
+        plain.put(want, cells, rows)
+        if not torch.equal(got.isnan(), want.isnan()):
+            return torch.nan
+        errors.append(relative_error(got.nan_to_num(), want.nan_to_num()))
+    return max(errors)
+
+
+def fused_checks(chance: random.Random) -> Iterator[Outcome]:
+    for height, width in ((4096, 1024), (1024, 3072), (960, 576), (577, 1530), (4096, 14336)):
+        for tail in ("", "bias", "adds", "gated"):
+            yield f"row product {height}x{width} {tail}", row_product_check(height, width, tail), TOLERANCE
+    for heads, kv_heads, dim, normed in ((16, 8, 128, True), (32, 8, 128, False), (9, 3, 64, False)):
+        lengths = [chance.randint(1, 900) for _ in range(6)] + [1, 2, 16, 17, 33, 5000]
+        for rows in (1, len(lengths), 300):
+            config = decode_config(rows, kv_heads, 8192)
+            error = turned_check(lengths, heads, kv_heads, dim, config, normed=normed)
+            yield f"turned {heads}/{kv_heads}x{dim} as of {rows} rows", error, TOLERANCE
+
+
+def row_product_check(height: int, width: int, tail: str) -> float:
+    row, norm, bias = normal(1, width), normal(width), normal(height) if tail == "bias" else None
+    gated, adds = tail == "gated", tail == "adds"
+    weight = (normal(height * (1 + gated), width) * 0.05).contiguous()
+    before = normal(1, height) if adds else poisoned(1, height)
+    out = before.clone()
+    row_product(row, weight, out, norm=norm, eps=1e-5, bias=bias, adds=adds, gated=gated)
+    return relative_error(out, plain.row_product(row, weight, norm, 1e-5, bias, before if adds else None, gated=gated))
+
+
+def turned_check(
+    lengths: list[int], heads: int, kv_heads: int, dim: int, config: DecodeConfig, *, normed: bool
+) -> float:
+    pages = Pages.make(lengths, kv_heads, dim)
+    keys, values = pages.keys[0], pages.values[0]
+    slots = torch.tensor([*range(len(lengths)), -1], dtype=torch.int32, device="cuda")
+    positions = torch.where(slots >= 0, pages.lengths[slots.clamp(min=0)] - 1, 0)
+    blocks = pages.tables[slots.clamp(min=0).long(), (positions // BLOCK_SIZE).long()].long()
+    cells = torch.where(slots >= 0, blocks * BLOCK_SIZE + positions % BLOCK_SIZE, -1)
+    live = cells[cells >= 0]
+    for cells_of in (keys, values):
+        cells_of[live // BLOCK_SIZE, :, live % BLOCK_SIZE] = torch.nan
+    qkv = normal(len(slots), (heads + 2 * kv_heads) * dim)
+    angles = torch.rand(5001, dim // 2, device="cuda") * 6
+    cos, sin = angles.cos(), angles.sin()
+    q_norm, k_norm = (normal(dim), normal(dim)) if normed else (None, None)
+    q, k, v = plain.rotary(qkv, positions, cos, sin, q_norm, k_norm, 1e-6, heads, kv_heads)
+    full_keys, full_values = keys.clone(), values.clone()
+    plain.put(full_keys, cells, k)
+    plain.put(full_values, cells, v)
+    want = plain.decode_attention(q, full_keys, full_values, pages.tables, slots, pages.lengths, dim**-0.5)
+    scratch = DecodeScratch.make(len(slots), heads, kv_heads, dim, config.splits, "cuda")
+    out = poisoned(len(slots), heads, dim)
+    turned_attention(
+        out, qkv, cos, sin, q_norm, k_norm, 1e-6, keys, values, pages.tables, slots, pages.lengths, dim**-0.5, scratch,
+        config,
+    )  # fmt: skip
+    if not torch.equal(keys.isnan(), full_keys.isnan()) or scratch.tickets.any():
+        return torch.nan
+    return max(
+        relative_error(out, want),
+        relative_error(keys.nan_to_num(), full_keys.nan_to_num()),
+        relative_error(values.nan_to_num(), full_values.nan_to_num()),
+    )
+
+
+def draws_of(rows: int, temperature: float, top_k: int, top_p: float, min_p: float) -> Draws:
+    full = {"device": "cuda"}
+    return Draws(
+        seeds=torch.tensor([luck.key(seed, 0) for seed in range(rows)], **full),
+        positions=torch.full((rows,), 9, dtype=torch.int32, **full),
+        temperature=torch.full((rows,), temperature, **full),
+        top_k=torch.full((rows,), top_k, dtype=torch.int32, **full),
+        top_p=torch.full((rows,), top_p, **full),
+        min_p=torch.full((rows,), min_p, **full),
+    )
+
+
+def drawn(logits: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = logits.shape[0]
+    tokens = torch.full((rows,), -9, dtype=torch.int32, device="cuda")
+    statuses = torch.full((rows,), 99, dtype=torch.uint8, device="cuda")
+    slots = torch.arange(rows, dtype=torch.int32, device="cuda")
+    sample(logits, slots, draws, tokens, statuses, Scan.make(rows, logits.shape[1], "cuda"))
+    return tokens, statuses
+
+
+def sampling_checks() -> Iterator[Outcome]:
+    for vocab, dtype in ((151936, torch.bfloat16), (49152, torch.float32), (1000, torch.float32)):
+        logits = normal(40, vocab, dtype=dtype)
+        logits[7, vocab // 2] = torch.nan
+        tokens, statuses = drawn(logits, draws_of(40, 0.0, 0, 1.0, 0.0))
+        want = logits.float().argmax(-1).int()
+        # The first of equals, which torch does not promise.
+        want = torch.where(logits.float() == logits.float().amax(-1, keepdim=True), 1, 0).argmax(-1).int()
+        want[7] = -1
+        bad = (tokens != want).sum() + (statuses[7] != 1) + statuses[:7].sum() + statuses[8:].sum()
+        yield f"greedy {vocab}", float(bad), 0.0
+    rows = 4096
+    for vocab, spread in ((900, 1.0), (900, 4.0), (9000, 0.3)):
+        values = (torch.randn(vocab, device="cuda") * spread).bfloat16()
+        logits = values.expand(rows, -1).contiguous()
+        for temperature, top_k, top_p, min_p in (
+            (1.0, 0, 1.0, 0.0), (0.8, 20, 0.95, 0.0), (1.0, 0, 0.6, 0.0), (1.0, 300, 0.9, 0.0), (1.2, 0, 1.0, 0.05),
+            (1.0, 500, 1.0, 0.1),
+        ):  # fmt: skip
+            chances = plain.kept(values, temperature, top_k, top_p, min_p)
+            tokens, _ = drawn(logits, draws_of(rows, temperature, top_k, top_p, min_p))
+            yield f"draws {vocab} {spread} T{temperature} k{top_k} p{top_p} m{min_p}", surprise(tokens, chances), 1.0
+    yield "rules, scores", float(rules_and_scores()), 0.0
+
+
+def surprise(tokens: torch.Tensor, chances: torch.Tensor) -> float:
+    """Above 1 when counts lie further from their chances than six standard deviations of chi-squared, or outside."""
+    rows = tokens.shape[0]
+    counts = torch.bincount(tokens.long(), minlength=chances.shape[0]).double()
+    # An id at the very edge of a nucleus may fall on either side of it by rounding.
+    if counts[chances == 0].sum() > 2:
+        return torch.inf
+    order = torch.argsort(chances, descending=True)
+    expected, found = chances[order] * rows, counts[order]
+    # Bins of at least ten expected.
+    group = (expected.cumsum(0) / 10).floor().long()
+    size = int(group.max()) + 1
+    want = torch.zeros(size, device="cuda", dtype=torch.float64).index_add_(0, group, expected)
+    got = torch.zeros(size, device="cuda", dtype=torch.float64).index_add_(0, group, found)
+    held = want > 1
+    chi = float((((got - want) ** 2) / want)[held].sum())
+    free = max(1, int(held.sum()) - 1)
+    return (chi - free) / (6 * (2 * free) ** 0.5)
+
+
+def rules_and_scores() -> int:
+    """How many things are wrong."""
+    vocab, rows = 151936, 3
+    logits = normal(rows, vocab)
+    bias = torch.zeros(1, vocab, device="cuda")
+    bias[0, 5], bias[0, 6] = 3.0, -torch.inf
+    counts = torch.zeros(1, vocab, dtype=torch.int32, device="cuda")
+    counts[0, 9], counts[0, 10] = 2, PROMPT_BIT
+    words = torch.randint(-(2**31), 2**31 - 1, (1, vocab // 32), dtype=torch.int32, device="cuda")
+    line = torch.tensor([0, -1, 0], dtype=torch.int32, device="cuda")
+    no = torch.tensor([-1, 0, -1], dtype=torch.int32, device="cuda")
+    factors = torch.tensor([[1.3, 0.5, 0.25]] * rows, device="cuda")
+    out = poisoned(rows, vocab, dtype=torch.float32)
+    places = torch.arange(rows, dtype=torch.int32, device="cuda")
+    apply_rules(
+        logits, places,
+        Rules(bias=bias, bias_lines=line, masks=words, mask_lines=no, counts=counts, count_lines=line, factors=factors),
+        out,
+    )  # fmt: skip
+    want = logits.float()
+    want[[0, 2]] += bias
+    for token, times in ((9, 2), (10, 0)):
+        column = want[[0, 2], token]
+        column = torch.where(column > 0, column / 1.3, column * 1.3) - 0.5 * times - (0.25 if times else 0)
+        want[[0, 2], token] = column
+    allowed = ((words[0].repeat_interleave(32) >> (torch.arange(vocab, device="cuda") % 32)) & 1) != 0
+    want[1] = torch.where(allowed, want[1], -torch.inf)
+    wrong = int((~torch.isclose(out, want, atol=1e-5, rtol=1e-5)).sum())
+    note_tokens(counts, line[:1], torch.tensor([9], dtype=torch.int32, device="cuda"))
+    wrong += int(counts[0, 9] != 3)
+    logprobs = poisoned(rows, dtype=torch.float32)
+    top_ids = torch.zeros(rows, 32, dtype=torch.int32, device="cuda")
+    tops = poisoned(rows, 32, dtype=torch.float32)
+    ids = torch.tensor([3, 151935, 70000], dtype=torch.int32, device="cuda")
+    asked = torch.tensor([32, 0, 5], dtype=torch.int32, device="cuda")
+    score(logits, places, ids, asked, logprobs, top_ids, tops, Scan.make(rows, vocab, "cuda"))
+    truth = torch.log_softmax(logits.float(), -1)
+    wrong += int((~torch.isclose(logprobs, truth[places.long(), ids.long()], atol=1e-4)).sum())
+    best = torch.sort(truth, descending=True, stable=True)
+    wrong += int((top_ids[0] != best.indices[0, :32]).sum() + (top_ids[2, :5] != best.indices[2, :5]).sum())
+    wrong += int((top_ids[1] != -1).sum() + (top_ids[2, 5:] != -1).sum())
+    return wrong + int((~torch.isclose(tops[0], best.values[0, :32], atol=1e-4)).sum())

@@ -1,0 +1,226 @@
+"""The Llama-family decoder over paged memory on a device: what `Ops` is asked for, in order.
+
+Owns the memory a step computes in, taken once: a step allocates nothing, so that it can be a graph. Knows neither
+plans nor sampling.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headrace.runner.cuda.device_slots import DeviceSlots, StepInputs
+from headrace.runner.cuda.kv_pool import KvPool
+from headrace.runner.cuda.layout import Layout
+from headrace.runner.cuda.ops import Ops
+from headrace.runner.cuda.weights import LayerWeights, Weights
+from headrace.weights.rope import rope_frequencies
+from headrace.weights.shape import ModelShape
+
+
+@dataclass(slots=True, frozen=True)
+class StepViews:
+    """The sections of a packet on the device that the forward pass reads."""
+
+    layout: Layout
+    decode_slots: Tensor
+    chunk_slots: Tensor
+    offsets: Tensor
+    prior: Tensor
+    tiles: Tensor
+    places: Tensor
+    sampled: Tensor
+    scratch: Any
+
+    @classmethod
+    def of(cls, packet: Tensor, layout: Layout, scratch: Any) -> "StepViews":
+        part = {name: packet[at : at + size] for name, (at, size) in layout.sections.items()}
+        slots = part["slots"]
+        return cls(
+            layout,
+            slots[: layout.decodes],
+            slots[layout.decodes :],
+            part["offsets"],
+            part["prior"],
+            part["tiles"].view(-1, 2),
+            part["places"],
+            part["sampled"] if layout.tokens else slots,
+            scratch,
+        )
+
+
+class Workspace:
+    """Activations of the largest step and logits of the most rows that may sample."""
+
+    def __init__(
+        self, shape: ModelShape, max_tokens: int, max_samples: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        def make(*dims: int) -> Tensor:
+            return torch.zeros(dims, device=device, dtype=dtype)
+
+        hidden, heads = shape.hidden_size, shape.num_heads
+        self.residual = make(max_tokens, hidden)
+        self.normed = make(max_tokens, hidden)
+        self.update = make(max_tokens, hidden)
+        self.qkv = make(max_tokens, (heads + 2 * shape.num_kv_heads) * shape.head_dim)
+        self.queries = make(max_tokens, heads, shape.head_dim)
+        self.attended = make(max_tokens, heads, shape.head_dim)
+        self.gate_up = make(max_tokens, 2 * shape.intermediate_size)
+        self.inner = make(max_tokens, shape.intermediate_size)
+        self.lasts = make(max_samples, hidden)
+        self.logits = make(max_samples, shape.vocab_size)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in vars(self).values())
+
+
+class Decoder:
+    def __init__(
+        self,
+        shape: ModelShape,
+        weights: Weights,
+        pool: KvPool,
+        ops: Ops,
+        workspace: Workspace,
+        context_len: int,
+    ) -> None:
+        self._shape = shape
+        self._weights = weights
+        self._pool = pool
+        self._ops = ops
+        self._space = workspace
+        self._scale = shape.head_dim**-0.5
+        device = weights.embeddings.device
+        # In float64, then rounded: at position 100,000 float32 angles are off by hundredths.
+        angles = torch.arange(context_len + 1, dtype=torch.float64)[:, None] * torch.from_numpy(
+            rope_frequencies(shape)
+        ).to(torch.float64)
+        self._cosines = angles.cos().float().to(device)
+        self._sines = angles.sin().float().to(device)
+
+    def forward(self, step: StepViews, slots: DeviceSlots, inputs: StepInputs) -> Tensor:
+        """Writes the keys and values of all tokens; returns their last states after the last norm [t, hidden]."""
+        space, ops, eps, tokens = self._space, self._ops, self._shape.rms_eps, step.layout.num_tokens
+        residual, normed, update = space.residual[:tokens], space.normed[:tokens], space.update[:tokens]
+        torch.index_select(self._weights.embeddings, 0, inputs.ids[:tokens], out=residual)
+        layers = self._weights.layers
+        if step.layout.tokens == 0 and tokens == 1 and not ops.row_exact:
+            for index, layer in enumerate(layers):
+                self._pass_one(index, layer, step, slots)
+            ops.rms_norm(residual, self._weights.norm, eps, normed)
+            return normed
+        ops.rms_norm(residual, layers[0].input_norm, eps, normed)
+        norms = [layer.input_norm for layer in layers[1:]] + [self._weights.norm]
+        for index, layer in enumerate(layers):
+            self._attend(index, layer, step, slots, inputs)
+            ops.add_rms_norm(update, residual, layer.post_norm, eps, normed)
+            self._feed(layer, tokens)
+            ops.add_rms_norm(update, residual, norms[index], eps, normed)
+        return normed
+
+    def logits(self, step: StepViews, normed: Tensor) -> Tensor:
+        """Of the rows that sample: [samples, vocabulary]."""
+        count = step.layout.num_samples
+        if step.layout.tokens:
+            normed = torch.index_select(normed, 0, step.places, out=self._space.lasts[:count])
+        logits = self._space.logits[:count]
+        self._ops.product(normed, self._weights.head, None, logits)
+        return logits
+
+    def logits_of(self, normed: Tensor) -> Tensor:
+        """New logits of any states, for the scores of prompts."""
+        logits = normed.new_empty(len(normed), len(self._weights.head))
+        self._ops.product(normed, self._weights.head, None, logits)
+        return logits
+
+    def _attend(self, index: int, layer: LayerWeights, step: StepViews, slots: DeviceSlots, inputs: StepInputs) -> None:
+        space, tokens = self._space, step.layout.num_tokens
+        self._ops.product(space.normed[:tokens], layer.qkv, layer.qkv_bias, space.qkv[:tokens])
+        if step.layout.tokens or not self._ops.turns(tokens):
+            self._attend_mixed(index, layer, step, slots, inputs)
+        else:
+            self._attend_rows(index, layer, step, slots)
+        self._ops.product(space.attended[:tokens].view(tokens, -1), layer.out, layer.out_bias, space.update[:tokens])
+
+    def _attend_rows(self, index: int, layer: LayerWeights, step: StepViews, slots: DeviceSlots) -> None:
+        """Every row is one token, its sequence's last."""
+        space, tokens = self._space, step.layout.num_tokens
+        self._ops.turned_attention(
+            space.attended[:tokens],
+            space.qkv[:tokens],
+            self._cosines,
+            self._sines,
+            layer.q_norm,
+            layer.k_norm,
+            self._shape.rms_eps,
+            self._pool.keys[index],
+            self._pool.values[index],
+            slots.tables,
+            step.decode_slots,
+            slots.lengths,
+            self._scale,
+            step.scratch,
+        )
+
+    def _attend_mixed(
+        self, index: int, layer: LayerWeights, step: StepViews, slots: DeviceSlots, inputs: StepInputs
+    ) -> None:
+        space, ops, tokens, decodes = self._space, self._ops, step.layout.num_tokens, step.layout.decodes
+        keys, values = self._pool.keys[index], self._pool.values[index]
+        queries, attended = space.queries[:tokens], space.attended[:tokens]
+        ops.rotary_write(
+            space.qkv[:tokens],
+            inputs.positions[:tokens],
+            inputs.cells[:tokens],
+            self._cosines,
+            self._sines,
+            layer.q_norm,
+            layer.k_norm,
+            self._shape.rms_eps,
+            queries,
+            keys,
+            values,
+        )
+        if decodes:
+            ops.decode_attention(
+                attended[:decodes],
+                queries[:decodes],
+                keys,
+                values,
+                slots.tables,
+                step.decode_slots,
+                slots.lengths,
+                self._scale,
+                step.scratch,
+            )
+        if step.layout.chunks:
+            ops.prefill_attention(
+                attended,
+                queries,
+                keys,
+                values,
+                slots.tables,
+                step.chunk_slots,
+                step.offsets,
+                step.prior,
+                step.tiles,
+                self._scale,
+            )
+
+    def _pass_one(self, index: int, layer: LayerWeights, step: StepViews, slots: DeviceSlots) -> None:
+        """A layer of a step of one row: as few launches as there are products, and attention."""
+        space, ops, eps = self._space, self._ops, self._shape.rms_eps
+        residual, inner = space.residual[:1], space.inner[:1]
+        ops.row_product(residual, layer.qkv, space.qkv[:1], norm=layer.input_norm, eps=eps, bias=layer.qkv_bias)
+        self._attend_rows(index, layer, step, slots)
+        ops.row_product(space.attended[:1].view(1, -1), layer.out, residual, bias=layer.out_bias, adds=True)
+        ops.row_product(residual, layer.gate_up, inner, norm=layer.post_norm, eps=eps, gated=True)
+        ops.row_product(inner, layer.down, residual, adds=True)
+
+    def _feed(self, layer: LayerWeights, tokens: int) -> None:
+        space = self._space
+        self._ops.product(space.normed[:tokens], layer.gate_up, None, space.gate_up[:tokens])
+        self._ops.silu_mul(space.gate_up[:tokens], space.inner[:tokens])
+        self._ops.product(space.inner[:tokens], layer.down, None, space.update[:tokens])

@@ -1,0 +1,187 @@
+# mypy: disable-error-code="no-untyped-def,misc,no-untyped-call,import-not-found,import-untyped,untyped-decorator"
+"""Attention of chunks of tokens over paged keys and values: what lies before a chunk is read from its blocks, and so is
+the chunk itself, which was written before.
+
+Many chunks share a launch: the host lists tiles, a few tokens of one chunk each. A tile's rows are tokens times the
+query heads that share a key head. Keys are cut at fixed absolute positions and every row runs through the same
+arithmetic, so a row's bits depend on its own sequence alone. Knows slots, not plans.
+"""
+
+import triton
+import triton.language as tl
+from msgspec import Struct
+from torch import Tensor
+
+_LOG2_E = 1.4426950408889634
+
+
+class PrefillConfig(Struct, frozen=True):
+    """`rows` of a tile, `tile` positions read at a time."""
+
+    rows: int = 128
+    tile: int = 128
+    num_warps: int = 8
+    num_stages: int = 5
+
+    def tokens(self, heads: int, kv_heads: int) -> int:
+        """Tokens of a tile."""
+        return self.rows // (heads // kv_heads)
+
+
+def prefill_config(dim: int) -> PrefillConfig:
+    return PrefillConfig() if dim > 64 else PrefillConfig(tile=64, num_stages=3)
+
+
+def prefill_attention(
+    out: Tensor,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    slots: Tensor,
+    offsets: Tensor,
+    prior: Tensor,
+    tiles: Tensor,
+    scale: float,
+    config: PrefillConfig,
+) -> None:
+    """`out`, `q` [tokens, heads, dim]; `keys`, `values` [blocks, kv heads, block size, dim] of one layer; `tables`
+    [slots, max blocks]; for each chunk its slot, where its tokens lie (`offsets` [chunks + 1]) and how many positions are
+    `prior` to it; `tiles` [m, 2] name a chunk (-1: none) and which tile of it, best those that read most first."""
+    heads, dim = q.shape[1:]
+    kv_heads, block_size = keys.shape[1], keys.shape[2]
+    _prefill[(kv_heads, tiles.shape[0])](
+        out,
+        q,
+        keys,
+        values,
+        tables,
+        slots,
+        offsets,
+        prior,
+        tiles,
+        scale * _LOG2_E,
+        q.stride(0),
+        out.stride(0),
+        tables.stride(0),
+        kv_heads=kv_heads,
+        group=heads // kv_heads,
+        dim=dim,
+        block_size=block_size,
+        rows=config.rows,
+        tokens=config.tokens(heads, kv_heads),
+        tile=config.tile,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+
+
+@triton.jit
+def _prefill(
+    out,
+    q,
+    keys,
+    values,
+    tables,
+    slots,
+    offsets,
+    prior,
+    tiles,
+    scale,
+    q_stride,
+    out_stride,
+    table_stride,
+    kv_heads: tl.constexpr,
+    group: tl.constexpr,
+    dim: tl.constexpr,
+    block_size: tl.constexpr,
+    rows: tl.constexpr,
+    tokens: tl.constexpr,
+    tile: tl.constexpr,
+):
+    head, place = tl.program_id(0), tl.program_id(1)
+    chunk = tl.load(tiles + 2 * place)
+    if chunk >= 0:
+        first = tl.load(tiles + 2 * place + 1) * tokens
+        begin = tl.load(offsets + chunk)
+        count = tl.load(offsets + chunk + 1) - begin
+        before = tl.load(prior + chunk)
+        table = tables + tl.load(slots + chunk).to(tl.int64) * table_stride
+
+        r = tl.arange(0, rows)
+        d = tl.arange(0, dim)
+        token = first + r // group
+        held = ((r < tokens * group) & (token < count))[:, None]
+        column = (head * group + r % group)[:, None] * dim + d[None, :]
+        line = (begin + token)[:, None].to(tl.int64)
+        asked = tl.load(q + line * q_stride + column, mask=held, other=0.0)
+        position = before + token
+
+        best = tl.full([rows], float("-inf"), tl.float32)
+        weight = tl.zeros([rows], tl.float32)
+        summed = tl.zeros([rows, dim], tl.float32)
+        stop = before + tl.minimum(first + tokens, count)
+        # Up to here every row sees all that is read.
+        clear = (before + first + 1) // tile * tile
+        best, weight, summed = _attend(
+            best, weight, summed, asked, keys, values, table, head, position, 0, clear, stop, scale,
+            kv_heads, dim, block_size, tile, False,
+        )  # fmt: skip
+        best, weight, summed = _attend(
+            best, weight, summed, asked, keys, values, table, head, position, clear, stop, stop, scale,
+            kv_heads, dim, block_size, tile, True,
+        )  # fmt: skip
+        tl.store(out + line * out_stride + column, (summed / weight[:, None]).to(out.dtype.element_ty), mask=held)
+
+
+@triton.jit
+def _attend(
+    best,
+    weight,
+    summed,
+    asked,
+    keys,
+    values,
+    table,
+    head,
+    position,
+    begin,
+    end,
+    stop,
+    scale,
+    kv_heads: tl.constexpr,
+    dim: tl.constexpr,
+    block_size: tl.constexpr,
+    tile: tl.constexpr,
+    edge: tl.constexpr,
+):
+    """Positions begin .. end, of which there are `stop` to read; at the `edge` some rows do not see all of them."""
+    t = tl.arange(0, tile)
+    d = tl.arange(0, dim)
+    for at in range(begin, end, tile):
+        place = at + t
+        if edge:
+            there = place < stop
+            block = tl.load(table + place // block_size, mask=there, other=0).to(tl.int64)
+        else:
+            block = tl.load(table + place // block_size).to(tl.int64)
+        cell = (block * kv_heads + head) * (block_size * dim) + (place % block_size) * dim
+        if edge:
+            k = tl.load(keys + cell[:, None] + d[None, :], mask=there[:, None], other=0.0)
+        else:
+            k = tl.load(keys + cell[:, None] + d[None, :])
+        score = tl.dot(asked, tl.trans(k))
+        if edge:
+            score = tl.where(there[None, :] & (place[None, :] <= position[:, None]), score, float("-inf"))
+        peak = tl.maximum(best, tl.max(score, 1) * scale)
+        p = tl.exp2(score * scale - peak[:, None])
+        faded = tl.exp2(best - peak)
+        if edge:
+            v = tl.load(values + cell[:, None] + d[None, :], mask=there[:, None], other=0.0)
+        else:
+            v = tl.load(values + cell[:, None] + d[None, :])
+        weight = weight * faded + tl.sum(p, 1)
+        summed = summed * faded[:, None]
+        summed = tl.dot(p.to(v.dtype), v, summed)
+        best = peak
+    return best, weight, summed

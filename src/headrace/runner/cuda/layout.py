@@ -1,0 +1,103 @@
+"""How a step's packet is divided: how many rows, tokens, tiles and samples it has room for, and where each begins.
+
+A layout is also what a graph is captured for. Pure arithmetic over counts.
+"""
+
+from functools import lru_cache
+
+from msgspec import Struct
+
+from headrace.runner.cuda.buckets import bucket_for, chunk_bucket, row_buckets, token_buckets
+
+# Word 0 is the number of changed words.
+HEADER = 4
+# Sections begin at 16 bytes: kernels are compiled once for that, and again for every other case.
+_ALIGNED = 4
+
+
+class Layout(Struct, frozen=True):
+    """How many entries each section has, padding included. Rows are decode rows, then chunks. A step of decode rows alone
+    has no tokens, tiles or samples sections: its rows are its tokens, and all of them sample."""
+
+    rows: int
+    decodes: int
+    tokens: int = 0
+    tiles: int = 0
+    samples: int = 0
+
+    @property
+    def chunks(self) -> int:
+        return self.rows - self.decodes
+
+    @property
+    def num_tokens(self) -> int:
+        return self.tokens or self.rows
+
+    @property
+    def num_samples(self) -> int:
+        return self.samples if self.tokens else self.rows
+
+    @property
+    def sections(self) -> dict[str, tuple[int, int]]:
+        """First word and number of words of each section, by name; what is changed comes last."""
+        return _sections(self)
+
+    @property
+    def changes_at(self) -> int:
+        return _sections(self)["changes"][0]
+
+
+@lru_cache(maxsize=1024)
+def _sections(layout: Layout) -> dict[str, tuple[int, int]]:
+    sizes = (
+        ("slots", layout.rows),
+        ("ends", layout.rows),
+        ("ids", layout.tokens),
+        ("positions", layout.tokens),
+        ("owners", layout.tokens),
+        ("offsets", layout.chunks + 1 if layout.tokens else 0),
+        ("prior", layout.chunks),
+        ("tiles", 2 * layout.tiles),
+        ("places", layout.samples),
+        ("sampled", layout.samples),
+        ("changes", 0),
+    )
+    found, at = {}, HEADER
+    for name, size in sizes:
+        found[name] = (at, size)
+        at += -(-size // _ALIGNED) * _ALIGNED
+    return found
+
+
+class LayoutChoice(Struct, frozen=True):
+    """The layouts that steps of an engine run in."""
+
+    slots: int
+    max_tokens: int
+    tile_rows: int
+
+    def decode(self, rows: int) -> Layout:
+        """The smallest for so many rows, each fed by the device."""
+        bucket = bucket_for(max(1, rows), row_buckets(self.slots))
+        return Layout(bucket, bucket)
+
+    def mixed(self, decodes: int, chunks: int, tokens: int) -> Layout:
+        """For any step. Where chunks are more than a bucket has room for, the next one may have it."""
+        for bucket in token_buckets(self.max_tokens):
+            if bucket >= tokens and chunk_bucket(bucket, self.slots) >= chunks:
+                return self._mixed(bucket, decodes > 0)
+        # Every row of the largest bucket may be a chunk of a token or two.
+        return self._layout(self.max_tokens, self.slots, self.slots)
+
+    def all(self) -> list[Layout]:
+        """Those that are captured before the first request, largest first."""
+        mixed = [self._mixed(size, decoding) for size in token_buckets(self.max_tokens) for decoding in (True, False)]
+        return mixed[::-1] + [Layout(size, size) for size in reversed(row_buckets(self.slots))]
+
+    def _mixed(self, tokens: int, decoding: bool) -> Layout:
+        """Rows of padding cost a decode row nothing but a look: one size serves every number of them."""
+        return self._layout(tokens, self.slots if decoding else 0, chunk_bucket(tokens, self.slots))
+
+    def _layout(self, tokens: int, decodes: int, chunks: int) -> Layout:
+        tiles = -(-tokens // self.tile_rows) + chunks
+        return Layout(decodes + chunks, decodes, tokens, tiles, min(self.slots, decodes + chunks))

@@ -1,0 +1,130 @@
+"""What a step asks of the device: the Protocol that kernels and their plain reference meet.
+
+Every call writes its outputs wholly, allocates nothing that outlives it and does not wait for the device, so that it
+can be part of a graph. Free memory may hold NaN. A row or token of slot -1 is padding.
+"""
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from headrace.runner.cuda.device_slots import DeviceSlots, StepInputs
+from headrace.runner.cuda.layout import Layout
+
+
+class Ops(Protocol):
+    # Tokens of a chunk that one tile of `prefill_attention` computes.
+    tile_rows: int
+
+    @property
+    def name(self) -> str:
+        """For the numerics fingerprint."""
+
+    @property
+    def row_exact(self) -> bool:
+        """Whether a row's bits depend on its own sequence alone. Whoever adds a way around one of these operations, for
+        some numbers of rows, must leave it where this is asked for."""
+
+    def begin(self, packet: Tensor, layout: Layout, slots: DeviceSlots, inputs: StepInputs, block_size: int) -> None:
+        """Write the packet's changes, then every row's length, then every token's id, position and cell."""
+
+    def product(self, rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """`out` [rows, height] = `rows` [rows, width] times `weight` [height, width], plus `bias` [height]."""
+
+    def rms_norm(self, rows: Tensor, weight: Tensor, eps: float, out: Tensor) -> None: ...
+
+    def add_rms_norm(self, rows: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        """`residual` += rows, then out = RMSNorm(residual)."""
+
+    def rotary_write(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        cells: Tensor,
+        cosines: Tensor,
+        sines: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+    ) -> None:
+        """Norm (where given) and turn queries [t, heads, dim] and keys; write keys and values into their cells."""
+
+    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None: ...
+
+    def scratch(self, rows: int, context: int) -> Any:
+        """Memory that attention of so many single tokens needs, made once per bucket; none has more positions than
+        `context`."""
+
+    def decode_attention(
+        self,
+        out: Tensor,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        tables: Tensor,
+        slots: Tensor,
+        lengths: Tensor,
+        scale: float,
+        scratch: Any,
+    ) -> None:
+        """A query [rows, heads, dim] each over the first `lengths[slot]` positions of its slot."""
+
+    def turns(self, rows: int) -> bool:
+        """Whether so many single tokens go through `turned_attention`, or through the two operations that it joins."""
+
+    def turned_attention(
+        self,
+        out: Tensor,
+        qkv: Tensor,
+        cosines: Tensor,
+        sines: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        keys: Tensor,
+        values: Tensor,
+        tables: Tensor,
+        slots: Tensor,
+        lengths: Tensor,
+        scale: float,
+        scratch: Any,
+    ) -> None:
+        """`rotary_write` and `decode_attention` of rows that are one token each, the last of its slot."""
+
+    def row_product(
+        self,
+        row: Tensor,
+        weight: Tensor,
+        out: Tensor,
+        *,
+        norm: Tensor | None = None,
+        eps: float = 0.0,
+        bias: Tensor | None = None,
+        adds: bool = False,
+        gated: bool = False,
+    ) -> None:
+        """One row [1, width] after its norm times `weight` [height, width], plus bias, plus what `out` held (`adds`); or
+        the gate (`gated`), whose weight has the gates' lines first and then as many others."""
+
+    def prefill_attention(
+        self,
+        out: Tensor,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        tables: Tensor,
+        slots: Tensor,
+        offsets: Tensor,
+        prior: Tensor,
+        tiles: Tensor,
+        scale: float,
+    ) -> None:
+        """Chunks of several sequences, each token over all positions up to its own. Chunk c's tokens are `offsets[c]` to
+        `offsets[c + 1]`; other tokens of `out` are left alone."""
+
+    def sample(self, logits: Tensor, slots: Tensor, state: DeviceSlots, tokens: Tensor, statuses: Tensor) -> None:
+        """A token (int32, -1 for padding and failed rows) and a status (uint8) for each row, by its slot's settings; the
+        token's place is the slot's length. Tokens become their slots' `state.last` too."""

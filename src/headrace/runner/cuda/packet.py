@@ -1,0 +1,105 @@
+"""A plan written into a packet: what one step sends to the device, in one run of int32 words.
+
+All of it is arithmetic over whole arrays. What a layout has room for and the plan does not fill is padding: slot -1,
+owner -1, tile -1, without effect.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.plan import IntArray, Plan
+from headrace.runner.cuda.host_slots import HostSlots
+from headrace.runner.cuda.layout import Layout, LayoutChoice
+
+
+@dataclass(slots=True, frozen=True)
+class Laid:
+    """A plan laid out. `sampling` are its rows that sample, in the order of the samples, `chunks` its rows that are chunks,
+    in the order of the layout's; `firsts` say where the tokens of each of its rows begin."""
+
+    layout: Layout
+    sampling: NDArray[np.intp]
+    chunks: NDArray[np.intp]
+    firsts: NDArray[np.intp]
+
+
+def decode_packet(plan: Plan, layout: Layout, words: IntArray) -> None:
+    """Rows of a step in which every row is fed by the device."""
+    count = len(plan.slots)
+    part = _parts(layout, words)
+    part["slots"][:count] = plan.slots
+    part["slots"][count:] = -1
+    np.add(plan.starts, plan.counts, out=part["ends"][:count])
+    part["ends"][count:] = 1
+
+
+def mixed_packet(plan: Plan, slots: HostSlots, choice: LayoutChoice, words: IntArray) -> Laid:
+    """Rows, tokens, tiles and samples of any step."""
+    fed = slots.fed_by_device(plan)
+    decodes = np.flatnonzero(fed)
+    chunks = np.flatnonzero(~fed)
+    order = np.concatenate((decodes, chunks))
+    row_slots, starts, counts = plan.slots[order], plan.starts[order], plan.counts[order]
+    ends = starts + counts
+    tokens, num_decodes, num_chunks = int(counts.sum()), len(decodes), len(chunks)
+    layout = choice.mixed(num_decodes, num_chunks, tokens)
+    part = _parts(layout, words)
+    firsts = np.cumsum(counts) - counts
+    owners = np.repeat(np.arange(len(order), dtype=np.int32), counts)
+    positions = np.arange(tokens, dtype=np.int32) + (starts - firsts).astype(np.int32)[owners]
+    rows = np.concatenate((np.arange(num_decodes), np.arange(layout.decodes, layout.decodes + num_chunks)))
+    _fill(part["slots"], -1, rows, row_slots)
+    _fill(part["ends"], 1, rows, ends)
+    ids = slots.ids[row_slots[owners], positions]
+    ids[:num_decodes] = -1
+    _head(part["ids"], ids, 0)
+    _head(part["positions"], positions, 0)
+    _head(part["owners"], rows.astype(np.int32)[owners], -1)
+    _head(part["offsets"], np.append(firsts[num_decodes:], tokens), tokens)
+    _head(part["prior"], starts[num_decodes:], 0)
+    _head(part["tiles"], _tiles(counts[num_decodes:], starts[num_decodes:], choice.tile_rows).reshape(-1), -1)
+    places = np.flatnonzero(plan.samples[order])
+    _head(part["places"], (firsts + counts - 1)[places], 0)
+    _head(part["sampled"], row_slots[places], -1)
+    by_row = np.empty(len(order), np.intp)
+    by_row[order] = firsts
+    return Laid(layout, order[places], chunks, by_row)
+
+
+def padding_packet(layout: Layout, words: IntArray) -> None:
+    """Nothing but padding, and no changes."""
+    for name, part in _parts(layout, words).items():
+        part[:] = {"ends": 1, "ids": 0, "positions": 0, "offsets": 0, "prior": 0, "places": 0}.get(name, -1)
+    words[0] = 0
+
+
+def put_changes(words: IntArray, at: int, pairs: IntArray) -> int:
+    """The changed words after everything else; returns how many words the packet has."""
+    words[0] = len(pairs)
+    words[at : at + 2 * len(pairs)] = pairs.reshape(-1)
+    return at + 2 * len(pairs)
+
+
+def _parts(layout: Layout, words: IntArray) -> dict[str, IntArray]:
+    return {name: words[at : at + size] for name, (at, size) in layout.sections.items()}
+
+
+def _fill(part: IntArray, padding: int, places: NDArray[np.intp], values: IntArray) -> None:
+    part[:] = padding
+    part[places] = values
+
+
+def _head(part: IntArray, values: NDArray[np.signedinteger], padding: int) -> None:
+    part[: len(values)] = values
+    part[len(values) :] = padding
+
+
+def _tiles(counts: IntArray, prior: IntArray, tile_rows: int) -> IntArray:
+    """[m, 2]: chunk and which `tile_rows` of its tokens; those that read most come first, so that none is late."""
+    each = -(-counts // tile_rows)
+    chunk = np.repeat(np.arange(len(counts), dtype=np.int32), each)
+    tile = np.arange(len(chunk), dtype=np.int32) - (np.cumsum(each) - each).astype(np.int32)[chunk]
+    order = np.argsort(-(prior[chunk] + tile * np.int32(tile_rows)), kind="stable")
+    return np.stack((chunk[order], tile[order]), 1).astype(np.int32)

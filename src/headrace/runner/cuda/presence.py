@@ -1,0 +1,74 @@
+"""Whether this machine has a card that the CUDA runner can use, and which device a model runs on then.
+
+Owns the choice and its words. Looks at torch and Triton; takes no memory of the card.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+
+from msgspec import Struct
+
+from headrace.core.config import DEVICES
+from headrace.core.errors import InvalidInput, InvalidModel
+from headrace.weights.shape import ModelShape
+
+DTYPES = ("auto", "bf16")
+# Ampere: the first with bfloat16 products.
+_LEAST_CAPABILITY = (8, 0)
+
+
+class CardLook(Struct, frozen=True):
+    """`words` name the card, or say why there is none to use."""
+
+    usable: bool
+    words: str
+
+
+def look_for_card() -> CardLook:
+    import torch
+
+    if torch.version.cuda is None:
+        return CardLook(False, "this torch is built without CUDA")
+    if not torch.cuda.is_available():
+        return CardLook(False, "torch sees no CUDA card")
+    name, capability = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
+    if capability < _LEAST_CAPABILITY:
+        return CardLook(False, f"{name} has no bfloat16 (compute capability {capability[0]}.{capability[1]})")
+    if find_spec("triton") is None:
+        return CardLook(False, f"there is {name}, but Triton is not installed")
+    try:
+        version = import_module("triton").__version__
+    except ImportError as error:
+        return CardLook(False, f"there is {name}, but Triton cannot be imported: {error}")
+    memory = torch.cuda.get_device_properties(0).total_memory / 2**30
+    return CardLook(True, f"{name}, {memory:.0f} GiB, CUDA {torch.version.cuda}, Triton {version}")
+
+
+def choose_device(device: str, dtype: str, shape: ModelShape, look: CardLook) -> str:
+    """ "cuda" or "cpu". InvalidInput where what was asked for is not here, InvalidModel where a card cannot run it."""
+    if device not in DEVICES:
+        raise InvalidInput(f"device must be one of {', '.join(DEVICES)}", param="device")
+    if device == "cpu":
+        return "cpu"
+    refused = _refusal(shape)
+    if device == "auto":
+        if look.usable and refused is None and dtype in DTYPES:
+            return "cuda"
+        if dtype == "bf16":
+            raise InvalidInput(f"dtype bf16 needs a CUDA card: {refused or look.words}", param="dtype")
+        return "cpu"
+    if not look.usable:
+        raise InvalidInput(f'device is "cuda": {look.words}', param="device")
+    if dtype not in DTYPES:
+        raise InvalidInput(f"on a CUDA card dtype must be {' or '.join(DTYPES)}, not {dtype}", param="dtype")
+    if refused is not None:
+        raise InvalidModel(f"the CUDA runner cannot run this model: {refused}", param="device")
+    return "cuda"
+
+
+def _refusal(shape: ModelShape) -> str | None:
+    """Kernels are written for heads whose size is a power of two."""
+    dim = shape.head_dim
+    if dim < 16 or dim > 256 or dim & (dim - 1):
+        return f"its heads have {dim} dimensions, and kernels need a power of two from 16 to 256"
+    return None

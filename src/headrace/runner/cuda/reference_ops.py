@@ -1,0 +1,227 @@
+"""The plain reference of every device operation, in torch: what kernels are compared with, and what tests run on a CPU.
+
+Written to be read. It waits for the device and loops over rows; nothing fast goes through it.
+"""
+
+import torch
+from torch import Tensor
+
+from headrace.core.plan import RowStatus
+from headrace.runner.cuda.device_slots import DeviceSlots, StepInputs
+from headrace.runner.cuda.layout import Layout
+from headrace.runner.cuda.products import library_product
+from headrace.runner.torch import luck
+from headrace.runner.torch.sampler_ranks import block_maxima, first_best, padded, padded_size
+from headrace.runner.torch.sampler_urn import Filters, Urn
+
+
+class ReferenceOps:
+    tile_rows = 16
+
+    @property
+    def name(self) -> str:
+        return "reference"
+
+    @property
+    def row_exact(self) -> bool:
+        return False
+
+    def begin(self, packet: Tensor, layout: Layout, slots: DeviceSlots, inputs: StepInputs, block_size: int) -> None:
+        part = {name: packet[at : at + size].long() for name, (at, size) in layout.sections.items()}
+        at, count = layout.changes_at, int(packet[0])
+        pairs = packet[at : at + 2 * count].view(count, 2)
+        slots.words[pairs[:, 0].long()] = pairs[:, 1]
+        live = part["slots"] >= 0
+        slots.lengths[part["slots"][live]] = part["ends"][live].int()
+        if layout.tokens:
+            owners, positions, ids = part["owners"], part["positions"], part["ids"]
+        else:
+            owners, positions = torch.arange(layout.rows, device=packet.device), part["ends"] - 1
+            ids = torch.full_like(owners, -1)
+        of = torch.where(owners >= 0, part["slots"][owners.clamp(min=0)], -1)
+        safe = of.clamp(min=0)
+        blocks = slots.tables[safe, positions // block_size].long()
+        tokens = len(of)
+        inputs.ids[:tokens] = torch.where(of < 0, 0, torch.where(ids >= 0, ids, slots.last[safe].long())).int()
+        inputs.positions[:tokens] = torch.where(of < 0, 0, positions).int()
+        inputs.cells[:tokens] = torch.where(of < 0, -1, blocks * block_size + positions % block_size)
+
+    def product(self, rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        library_product(rows, weight, bias, out)
+
+    def rms_norm(self, rows: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        wide = rows.float()
+        out.copy_(wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.float())
+
+    def add_rms_norm(self, rows: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        residual.copy_(residual.float() + rows.float())
+        self.rms_norm(residual, weight, eps, out)
+
+    def rotary_write(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        cells: Tensor,
+        cosines: Tensor,
+        sines: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+    ) -> None:
+        tokens, heads, dim = queries.shape
+        kv_heads = keys.shape[1]
+        parts = qkv.view(tokens, heads + 2 * kv_heads, dim).float()
+        q, k, v = parts[:, :heads], parts[:, heads:-kv_heads], parts[:, -kv_heads:]
+        if q_norm is not None and k_norm is not None:
+            q, k = _norm(q, q_norm, eps), _norm(k, k_norm, eps)
+        cos, sin = (table[positions.long()].unsqueeze(1) for table in (cosines, sines))
+        queries.copy_(_turn(q, cos, sin))
+        live = cells >= 0
+        block, offset = cells[live] // keys.shape[2], cells[live] % keys.shape[2]
+        keys[block, :, offset] = _turn(k, cos, sin)[live].to(keys.dtype)
+        values[block, :, offset] = v[live].to(values.dtype)
+
+    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
+        gate, up = gate_up.float().chunk(2, -1)
+        out.copy_(torch.nn.functional.silu(gate) * up)
+
+    def scratch(self, rows: int, context: int) -> None:
+        return None
+
+    def decode_attention(
+        self,
+        out: Tensor,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        tables: Tensor,
+        slots: Tensor,
+        lengths: Tensor,
+        scale: float,
+        scratch: object,
+    ) -> None:
+        for row, slot in enumerate(slots.tolist()):
+            if slot < 0:
+                out[row] = 0
+                continue
+            length = int(lengths[slot])
+            out[row] = _attend(queries[row : row + 1], keys, values, tables[slot], length, scale)[0]
+
+    def turns(self, rows: int) -> bool:
+        return True
+
+    def turned_attention(
+        self,
+        out: Tensor,
+        qkv: Tensor,
+        cosines: Tensor,
+        sines: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        keys: Tensor,
+        values: Tensor,
+        tables: Tensor,
+        slots: Tensor,
+        lengths: Tensor,
+        scale: float,
+        scratch: object,
+    ) -> None:
+        safe, size = slots.long().clamp(min=0), keys.shape[2]
+        positions = torch.where(slots >= 0, lengths[safe] - 1, 0).long()
+        cells = torch.where(slots >= 0, tables[safe, positions // size].long() * size + positions % size, -1)
+        queries = torch.empty_like(out)
+        self.rotary_write(qkv, positions, cells, cosines, sines, q_norm, k_norm, eps, queries, keys, values)
+        self.decode_attention(out, queries, keys, values, tables, slots, lengths, scale, scratch)
+
+    def row_product(
+        self,
+        row: Tensor,
+        weight: Tensor,
+        out: Tensor,
+        *,
+        norm: Tensor | None = None,
+        eps: float = 0.0,
+        bias: Tensor | None = None,
+        adds: bool = False,
+        gated: bool = False,
+    ) -> None:
+        found = (row if norm is None else _norm(row.float(), norm, eps)).float() @ weight.float().t()
+        if gated:
+            self.silu_mul(found, out)
+            return
+        for part in (bias, out if adds else None):
+            found = found if part is None else found + part.float()
+        out.copy_(found)
+
+    def prefill_attention(
+        self,
+        out: Tensor,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        tables: Tensor,
+        slots: Tensor,
+        offsets: Tensor,
+        prior: Tensor,
+        tiles: Tensor,
+        scale: float,
+    ) -> None:
+        bounds, before = offsets.tolist(), prior.tolist()
+        rows = slots.tolist()
+        for chunk, tile in tiles.tolist():
+            if chunk < 0:
+                continue
+            low = bounds[chunk] + tile * self.tile_rows
+            high = min(low + self.tile_rows, bounds[chunk + 1])
+            length = before[chunk] + high - bounds[chunk]
+            out[low:high] = _attend(queries[low:high], keys, values, tables[rows[chunk]], length, scale)
+
+    def sample(self, logits: Tensor, slots: Tensor, state: DeviceSlots, tokens: Tensor, statuses: Tensor) -> None:
+        wide = padded(logits.float())
+        maxima = block_maxima(wide)
+        sound = maxima.amax(-1).isfinite()
+        chosen = first_best(wide, maxima)
+        of = slots.long().clamp(min=0)
+        temperature = state.temperature[of].double()
+        drawn = ((temperature > 0) & sound & (slots >= 0)).nonzero().squeeze(-1)
+        if len(drawn):
+            of, temperature = of[drawn], temperature[drawn]
+            width = padded_size(logits.shape[1])
+            depth = state.min_p[of].double().log() * temperature
+            top_k = torch.where(state.top_k[of] > 0, state.top_k[of], width).double()
+            filters = Filters(torch.stack((1 / temperature, depth, top_k, state.top_p[of].double()), 1))
+            bits = luck.bits(state.seeds[of], state.lengths[of].long())
+            chosen[drawn] = Urn(width, logits.device).draw(wide, maxima, drawn, filters, bits)
+        live = slots >= 0
+        state.last[slots[live].long()] = torch.where(sound, chosen, 0)[live].int()
+        tokens.copy_(torch.where(sound & live, chosen, -1))
+        statuses.copy_(torch.where(sound | ~live, RowStatus.OK, RowStatus.NOT_FINITE))
+
+
+def _norm(heads: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return heads * (heads.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.float()
+
+
+def _turn(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    first, second = heads.chunk(2, -1)
+    return torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: int, scale: float) -> Tensor:
+    """The last queries [t, heads, dim] of a sequence of `length` positions, over those up to each one's own."""
+    size, count = keys.shape[2], len(queries)
+    blocks = table[: -(-length // size)].long()
+    group = queries.shape[1] // keys.shape[1]
+    k, v = (
+        cells[blocks].transpose(0, 1).reshape(cells.shape[1], -1, cells.shape[3])[:, :length].float()
+        for cells in (keys, values)
+    )
+    k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
+    weights = torch.einsum("thd,hpd->htp", queries.float(), k) * scale
+    own = torch.arange(length - count, length, device=queries.device)
+    later = torch.arange(length, device=queries.device) > own[:, None]
+    return torch.einsum("htp,hpd->thd", weights.masked_fill(later, -torch.inf).softmax(-1), v).to(queries.dtype)

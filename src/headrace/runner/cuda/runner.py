@@ -1,0 +1,317 @@
+"""A model on a CUDA card behind the Runner protocol: plans in, tokens out, two of them in flight.
+
+Owns the order of calls and each row's outcome. A launch sends one packet and starts one graph (decode rows alone) or
+the same step without one; nothing here waits for the device but `collect`, and sampling that needs a second look.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from msgspec.structs import replace
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace.core.config import EngineConfig
+from headrace.core.errors import InvalidModel, ModelTooLarge, RunnerFailed
+from headrace.core.plan import IntArray, Masks, Plan, StepResult
+from headrace.runner.cuda.decoder import Workspace
+from headrace.runner.cuda.fingerprint import fingerprint
+from headrace.runner.cuda.flight import Chosen, Envelope, Flight
+from headrace.runner.cuda.host_slots import HostSlots
+from headrace.runner.cuda.kv_pool import KvPool
+from headrace.runner.cuda.lane import Lane
+from headrace.runner.cuda.layout import Layout
+from headrace.runner.cuda.machine import Machine
+from headrace.runner.cuda.memory import DEFAULT_SHARE, plan_blocks, sentences
+from headrace.runner.cuda.ops import Ops
+from headrace.runner.cuda.packet import Laid, decode_packet, mixed_packet, padding_packet, put_changes
+from headrace.runner.cuda.second_look import SecondLook
+from headrace.runner.cuda.weights import Weights, WeightSource, weights_bytes
+from headrace.runner.torch.memory import MemoryPlan
+from headrace.runner.torch.score_pile import ScorePile
+from headrace.weights.shape import ModelShape
+
+DEPTH = 2
+_PROBE_BLOCKS = 64
+_MIB = 1 << 20
+
+
+class CudaRunner:
+    """`digest` names the weights, and is asked after they are read. `poison` fills memory that is nobody's with NaN and
+    `keep_logits` shows them in `last_logits`, both for tests."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        shape: ModelShape,
+        source: WeightSource,
+        ops: Ops,
+        lane: Lane,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        digest: Callable[[], dict[str, str]] = dict,
+        poison: bool = False,
+        keep_logits: bool = False,
+    ) -> None:
+        if config.vocab_size != shape.vocab_size or config.context_len > shape.context_len:
+            raise InvalidModel(
+                f"the engine's vocabulary and context ({config.vocab_size}, {config.context_len}) are not the model's"
+                f" ({shape.vocab_size}, at most {shape.context_len})"
+            )
+        self.weights_bytes = 0
+        # By plan row, of the last step.
+        self.last_logits: dict[int, Tensor] = {}
+        self.notes: tuple[str, ...] = ()
+        self._config = config
+        self._shape = shape
+        self._source = source
+        self._ops = ops
+        self._lane = lane
+        self._dtype = dtype
+        self._digest = digest
+        self._poison = poison
+        self._keep_logits = keep_logits
+        self._weights: Weights | None = None
+        self._machine: Machine
+        self._pool: KvPool
+        self._slots: HostSlots
+        self._look: SecondLook
+        self._space: Workspace
+        self._envelopes: deque[Envelope] = deque()
+        self._flights: deque[Flight] = deque()
+        self._numbers = np.arange(config.slots)
+        self._gone = "the model is not loaded"
+
+    @property
+    def depth(self) -> int:
+        return DEPTH
+
+    @property
+    def config(self) -> EngineConfig:
+        """As given, or with the blocks that `fit` found room for."""
+        return self._config
+
+    @property
+    def num_graphs(self) -> int:
+        return self._machine.num_graphs
+
+    @property
+    def fingerprint(self) -> str:
+        """Two runners with the same one run the same kernels on the same weights."""
+        return fingerprint(self._digest(), self._dtype, self._ops.name, self._lane.device)
+
+    def load(self) -> None:
+        """Read the weights and take the memory of `config.blocks` blocks."""
+        self._load_weights()
+        self._place(self._config.blocks)
+
+    def fit(self, share: float = DEFAULT_SHARE) -> MemoryPlan:
+        """Load, and take as many blocks as the card has room for, at most `config.blocks`; `notes` says how many."""
+        config, most = self._config, self._config.blocks
+        needed, free = weights_bytes(self._shape, self._dtype), self._lane.free_bytes()
+        if needed > free:
+            raise ModelTooLarge(
+                f"the weights take {needed / _MIB:,.0f} MiB and {free / _MIB:,.0f} MiB of the card are free"
+            )
+        self._load_weights()
+        self._place(min(most, _PROBE_BLOCKS))
+        with torch.inference_mode(), self._lane.scope():
+            self._machine.rehearse(capture=False)
+        # What the libraries took for these steps they keep.
+        num_graphs = len(self._machine.choice.all())
+        del self._machine, self._pool
+        plan = plan_blocks(
+            self._shape,
+            replace(config, blocks=most),
+            self._dtype,
+            free_bytes=self._lane.free_bytes(),
+            weights_bytes=self.weights_bytes,
+            workspace_bytes=self._space.size_bytes,
+            num_graphs=num_graphs,
+            share=share,
+        )
+        self.notes = sentences(plan, self._space.size_bytes)
+        self._place(plan.blocks)
+        return plan
+
+    def warm_up(self) -> None:
+        """Compile everything, capture the usual graphs; no slot and no block changes."""
+        self._check_usable()
+        with torch.inference_mode(), self._lane.scope():
+            self._machine.rehearse(capture=True)
+
+    def launch(self, plan: Plan) -> None:
+        self._check_usable()
+        if self._flights and not self._flights[-1].is_sampled:
+            raise RunnerFailed(f"step {plan.step} is launched before step {self._flights[-1].plan.step} is sampled")
+        if len(self._flights) >= DEPTH:
+            raise RunnerFailed(f"step {plan.step} is launched with {DEPTH} in flight already")
+        try:
+            with torch.inference_mode(), self._lane.scope():
+                self._flights.append(self._start(plan))
+        except (RunnerFailed, RuntimeError, IndexError, ValueError) as error:
+            self._gone = f"step {plan.step}: {error}"
+            raise RunnerFailed(self._gone) from error
+
+    def sample(self, step: int, masks: Masks | None) -> None:
+        """The graph has sampled; rows that need more are looked at again. Then the answer is sent for."""
+        self._check_usable()
+        flight = self._flights[-1] if self._flights else None
+        if flight is None or flight.is_sampled or flight.plan.step != step:
+            raise RunnerFailed(f"step {step} is sampled and is not the last launched, or was sampled before")
+        flight.is_sampled = True
+        rows = flight.laid.sampling
+        special = self._slots.special[flight.plan.slots[rows]]
+        try:
+            with torch.inference_mode(), self._lane.scope():
+                if special.any():
+                    self._look_again(flight, np.flatnonzero(special), masks)
+                envelope = flight.envelope
+                self._machine.fetch(envelope.answer, flight.answer_words)
+                envelope.after.put()
+        except RuntimeError as error:
+            self._gone = f"step {step}: {error}"
+            raise RunnerFailed(self._gone) from error
+
+    def collect(self) -> StepResult:
+        self._check_usable()
+        flight = self._flights[0] if self._flights else None
+        if flight is None or not flight.is_sampled:
+            raise RunnerFailed("nothing that was sampled is in flight to collect")
+        envelope, plan = flight.envelope, flight.plan
+        try:
+            envelope.after.wait()
+            elapsed_s = envelope.after.seconds_since(envelope.before)
+        except RuntimeError as error:
+            self._gone = f"step {plan.step}: {error}"
+            raise RunnerFailed(self._gone) from error
+        self._flights.popleft()
+        self._envelopes.append(envelope)
+        tokens, statuses = flight.read()
+        if statuses.any():
+            self._slots.note_failures(plan, statuses)
+        return StepResult(plan.step, tokens, statuses, elapsed_s, flight.scores.whole())
+
+    def export_blocks(self, blocks: Sequence[int]) -> bytes:
+        self._check_usable()
+        with torch.inference_mode(), self._lane.scope():
+            return self._pool.export(blocks)
+
+    def import_blocks(self, blocks: Sequence[int], payload: bytes) -> None:
+        self._check_usable()
+        with torch.inference_mode(), self._lane.scope():
+            self._pool.load(blocks, payload)
+
+    def close(self) -> None:
+        """Give the memory back; every later call fails."""
+        self._gone = self._gone or "the runner is closed"
+        self._flights.clear()
+        self._envelopes.clear()
+        self.last_logits = {}
+        self._weights = None
+        for name in ("_machine", "_pool", "_space", "_look"):
+            if hasattr(self, name):
+                delattr(self, name)
+
+    def _load_weights(self) -> None:
+        config = self._config
+        tokens = max(config.max_step_tokens, config.slots)
+        with torch.inference_mode(), self._lane.scope():
+            self._weights = self._source(self._shape, self._lane.device, self._dtype)
+            self._space = Workspace(self._shape, tokens, config.slots, self._lane.device, self._dtype)
+        self.weights_bytes = self._weights.size_bytes
+
+    def _place(self, blocks: int) -> None:
+        """Take memory for this many blocks, in place of what was taken before."""
+        assert self._weights is not None
+        self._config = config = replace(self._config, blocks=blocks)
+        self._slots = HostSlots(config)
+        with torch.inference_mode(), self._lane.scope():
+            self._pool = KvPool(
+                self._shape, blocks, config.block_size, self._lane.device, self._dtype, poison=self._poison
+            )
+            self._machine = Machine(
+                config,
+                self._shape,
+                self._weights,
+                self._pool,
+                self._ops,
+                self._lane,
+                self._space,
+                self._slots.words,
+            )
+        self._look = SecondLook(config, self._slots, self._lane.device)
+        self._envelopes = deque(self._envelope() for _ in range(DEPTH + 1))
+        self._flights.clear()
+        self._gone = ""
+
+    def _envelope(self) -> Envelope:
+        return Envelope.make(self._lane, self._machine.packet_words, self._machine.answer_words)
+
+    def _start(self, plan: Plan) -> Flight:
+        self._pool.release(plan.freed_blocks)
+        changes = self._slots.update(plan)
+        for start in plan.begun:
+            self._look.begin(start)
+        self._slots.check(plan)
+        envelope = self._envelopes.popleft()
+        laid = self._lay_out(plan, envelope)
+        envelope.before.put()
+        self._send(envelope, laid.layout.changes_at, changes)
+        self._machine.run(laid.layout)
+        flight = Flight(plan, laid, envelope, self._slots.failed[plan.slots], ScorePile())
+        if self._keep_logits:
+            logits = self._machine.logits(laid.layout)
+            self.last_logits = {int(row): logits[i].clone() for i, row in enumerate(laid.sampling)}
+        if self._slots.scores_prompt[plan.slots].any():
+            self._score_prompts(flight)
+        return flight
+
+    def _lay_out(self, plan: Plan, envelope: Envelope) -> Laid:
+        choice, rows = self._machine.choice, len(plan.slots)
+        if self._slots.fed_by_device(plan).all():
+            layout = choice.decode(rows)
+            decode_packet(plan, layout, envelope.words)
+            return Laid(layout, self._numbers[:rows], self._numbers[:0], self._numbers[:rows])
+        total = int(plan.counts.sum())
+        if total > choice.max_tokens:
+            raise RunnerFailed(f"{total} tokens are more than max_step_tokens, {choice.max_tokens}")
+        return mixed_packet(plan, self._slots, choice, envelope.words)
+
+    def _send(self, envelope: Envelope, at: int, changes: IntArray) -> None:
+        """All in one copy; where a flood of starts does not fit, its first part goes ahead."""
+        while len(changes) > (len(envelope.words) - at) // 2:
+            ahead, layout = self._envelope(), Layout(1, 1)
+            padding_packet(layout, ahead.words)
+            most = (len(ahead.words) - layout.changes_at) // 2
+            self._machine.send(ahead.packet, put_changes(ahead.words, layout.changes_at, changes[:most]))
+            self._machine.change(layout)
+            self._lane.settle()
+            changes = changes[most:]
+        self._machine.send(envelope.packet, put_changes(envelope.words, at, changes))
+
+    def _look_again(self, flight: Flight, which: NDArray[np.intp], masks: Masks | None) -> None:
+        """Choose the tokens of these samples anew, and tell the device."""
+        plan, rows = flight.plan, flight.laid.sampling[which]
+        device = self._lane.device
+        logits = self._machine.logits(flight.laid.layout).index_select(0, torch.from_numpy(which).to(device))
+        slots, ends = plan.slots[rows], plan.starts[rows] + plan.counts[rows]
+        sampled = self._look.sample(logits, slots, ends, masks, rows.astype(np.int32))
+        if sampled.scores is not None:
+            flight.scores.add(sampled.scores)
+        flight.chosen = Chosen(rows, sampled.tokens, sampled.statuses)
+        tokens = torch.from_numpy(np.maximum(sampled.tokens, 0).astype(np.int32)).to(device)
+        self._machine.put_tokens(torch.from_numpy(slots.astype(np.int64)).to(device), tokens)
+
+    def _score_prompts(self, flight: Flight) -> None:
+        plan, states = flight.plan, self._machine.states(flight.laid.layout)
+        for row in np.flatnonzero(self._slots.scores_prompt[plan.slots]).tolist():
+            first, slot, start = int(flight.laid.firsts[row]), int(plan.slots[row]), int(plan.starts[row])
+            chunk = states[first : first + int(plan.counts[row])]
+            self._look.score_prompt(flight.scores, self._machine.decoder, chunk, slot, row, start)
+
+    def _check_usable(self) -> None:
+        if self._gone:
+            raise RunnerFailed(f"the runner is unusable: {self._gone}")

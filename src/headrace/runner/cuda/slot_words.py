@@ -1,0 +1,92 @@
+"""Where every slot's state lies on the device: one run of 32-bit words, so that a change is an address and a value.
+
+Owns the addresses and the bits of settings. Knows neither tensors nor plans.
+"""
+
+import math
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from headrace.core.plan import IntArray, SlotStart
+from headrace.core.request import SamplingParams
+from headrace.runner.torch import luck, penalties
+
+# A lower temperature leaves nothing to chance but overflows.
+_COLDEST = 1e-5
+# Fields of one word per slot, in the order they lie behind the seeds (two words each). `lengths` counts positions
+# whose keys and values exist after the step at hand, which is also the place of the token that it samples.
+FIELDS = ("lengths", "last", "temperature", "top_k", "top_p", "min_p")
+_PARAMS = ("temperature", "top_k", "top_p", "min_p")
+
+
+class SlotWords(Struct, frozen=True):
+    """Addresses of `slots` slots whose tables have `width` blocks. Seeds come first: they need 8-byte alignment."""
+
+    slots: int
+    width: int
+
+    def at(self, field: str) -> int:
+        """The word of slot 0; the other slots' words follow it."""
+        return (2 + FIELDS.index(field)) * self.slots
+
+    @property
+    def tables_at(self) -> int:
+        return (2 + len(FIELDS)) * self.slots
+
+    @property
+    def size(self) -> int:
+        return self.tables_at + self.slots * self.width
+
+    def begin(self, start: SlotStart, vocab_size: int) -> IntArray:
+        """All changes that a new occupant makes: [n, 2] addresses and values."""
+        slot, blocks = start.slot, np.array(start.blocks, np.int32)
+        params = settings(start.sampling, start.choice, vocab_size)
+        pairs = np.empty((len(params) + 1 + len(blocks), 2), np.int32)
+        pairs[0:2, 0] = (2 * slot, 2 * slot + 1)
+        pairs[2:6, 0] = [self.at(name) + slot for name in _PARAMS]
+        pairs[:6, 1] = params
+        last = start.ids[-1] if start.ids else 0
+        pairs[6] = (self.at("last") + slot, min(max(last, 0), vocab_size - 1))
+        pairs[7:, 0] = np.arange(len(blocks), dtype=np.int32) + (self.tables_at + slot * self.width)
+        pairs[7:, 1] = blocks
+        return pairs
+
+
+def settings(sampling: SamplingParams, choice: int, vocab_size: int) -> IntArray:
+    """Seed (two words, low first), temperature, top-k, top-p and min-p as words. Temperature 0: the likeliest id.
+    top-k 0, top-p 1 and min-p 0 are off."""
+    drawn = is_drawn(sampling)
+    words = np.zeros(6, np.int32)
+    words[:2].view(np.int64)[0] = luck.key(sampling.seed, choice)
+    words[2] = _bits(sampling.temperature if drawn else 0.0)
+    words[3] = sampling.top_k if sampling.top_k < vocab_size else 0
+    words[4] = _bits(sampling.top_p)
+    words[5] = _bits(sampling.min_p)
+    return words
+
+
+def is_drawn(sampling: SamplingParams) -> bool:
+    """Whether chance has a say: these settings leave nothing but the likeliest id otherwise."""
+    return sampling.temperature >= _COLDEST and sampling.top_k != 1 and sampling.top_p > 0.0
+
+
+def is_special(sampling: SamplingParams) -> bool:
+    """Whether its rows are sampled again, outside of the graph: rules, penalties, masks, log-probabilities."""
+    return bool(
+        sampling.masked
+        or sampling.logprobs is not None
+        or sampling.allowed_ids
+        or sampling.logit_bias
+        or sampling.min_tokens
+        or penalties.asks(sampling)
+    )
+
+
+def _bits(value: float) -> int:
+    assert math.isfinite(value)
+    return int(np.float32(value).view(np.int32))
+
+
+WordArray = NDArray[np.int32]

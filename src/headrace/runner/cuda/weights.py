@@ -1,0 +1,153 @@
+"""A decoder's weights on a device: QKV and gate-up fused, everything in one dtype. From a checkpoint, or random.
+
+Knows Hugging Face's names. Arrays of a checkpoint are copied to the device as they come, into their fused places.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace.core.errors import InvalidModel
+from headrace.weights.checkpoint import Checkpoint, Progress
+from headrace.weights.layout import tensor_dims
+from headrace.weights.shape import ModelShape
+
+_LAYER = "model.layers."
+_DEVIATION = 0.02
+
+
+@dataclass(slots=True, frozen=True)
+class LayerWeights:
+    """Matrices are [out, in]; `gate_up` holds the gate's rows first."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: Tensor
+    out_bias: Tensor | None
+    post_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+@dataclass(slots=True, frozen=True)
+class Weights:
+    embeddings: Tensor
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor
+    head: Tensor
+
+    @property
+    def size_bytes(self) -> int:
+        """What is stored; a tied head is stored once."""
+        tensors = [self.embeddings, self.norm]
+        tensors += [] if self.head is self.embeddings else [self.head]
+        for layer in self.layers:
+            parts = (getattr(layer, name) for name in LayerWeights.__slots__)
+            tensors += [part for part in parts if part is not None]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+WeightSource = Callable[[ModelShape, torch.device, torch.dtype], Weights]
+
+
+def weights_bytes(shape: ModelShape, dtype: torch.dtype) -> int:
+    """From the shape alone."""
+    sizes = (int(np.prod(dims, dtype=np.int64)) for dims in tensor_dims(shape).values())
+    return sum(sizes) * dtype.itemsize
+
+
+def from_checkpoint(checkpoint: Checkpoint, progress: Progress | None = None) -> WeightSource:
+    def load(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> Weights:
+        weights = _empty(shape, device, dtype)
+        places = _places(shape, weights)
+        for name, array in checkpoint.tensors(progress):
+            place = places.pop(name, None)
+            if place is not None:
+                _put(name, array, place)
+        if places:
+            raise InvalidModel(f"tensor {next(iter(places))} is missing", param=next(iter(places)))
+        return weights
+
+    return load
+
+
+def random_weights(seed: int = 0) -> WeightSource:
+    """Of the model's shape, for benchmarks: normal, small, and norms of one."""
+
+    def load(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> Weights:
+        weights = _empty(shape, device, dtype)
+        generator = torch.Generator(device).manual_seed(seed)
+        for name, place in _places(shape, weights).items():
+            if "norm" in name:
+                place.fill_(1.0)
+            else:
+                place.normal_(0.0, _DEVIATION, generator=generator)
+        return weights
+
+    return load
+
+
+def _empty(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> Weights:
+    def make(*dims: int) -> Tensor:
+        return torch.empty(dims, device=device, dtype=dtype)
+
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    layers = tuple(
+        LayerWeights(
+            input_norm=make(hidden),
+            qkv=make(queries + 2 * keys, hidden),
+            qkv_bias=make(queries + 2 * keys) if shape.qkv_bias else None,
+            q_norm=make(shape.head_dim) if shape.qk_norm else None,
+            k_norm=make(shape.head_dim) if shape.qk_norm else None,
+            out=make(hidden, queries),
+            out_bias=make(hidden) if shape.output_bias else None,
+            post_norm=make(hidden),
+            gate_up=make(2 * inner, hidden),
+            down=make(hidden, inner),
+        )
+        for _ in range(shape.num_layers)
+    )
+    embeddings = make(shape.vocab_size, hidden)
+    head = embeddings if shape.tied_embeddings else make(shape.vocab_size, hidden)
+    return Weights(embeddings, layers, make(hidden), head)
+
+
+def _places(shape: ModelShape, weights: Weights) -> dict[str, Tensor]:
+    """Where each tensor of a checkpoint goes."""
+    places = {"model.embed_tokens.weight": weights.embeddings, "model.norm.weight": weights.norm}
+    if not shape.tied_embeddings:
+        places["lm_head.weight"] = weights.head
+    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    spans = {"q": (0, queries), "k": (queries, queries + keys), "v": (queries + keys, queries + 2 * keys)}
+    inner = shape.intermediate_size
+    for index, layer in enumerate(weights.layers):
+        named: dict[str, Tensor | None] = {
+            "input_layernorm.weight": layer.input_norm,
+            "post_attention_layernorm.weight": layer.post_norm,
+            "self_attn.q_norm.weight": layer.q_norm,
+            "self_attn.k_norm.weight": layer.k_norm,
+            "self_attn.o_proj.weight": layer.out,
+            "self_attn.o_proj.bias": layer.out_bias,
+            "mlp.gate_proj.weight": layer.gate_up[:inner],
+            "mlp.up_proj.weight": layer.gate_up[inner:],
+            "mlp.down_proj.weight": layer.down,
+        }
+        for letter, (low, high) in spans.items():
+            named[f"self_attn.{letter}_proj.weight"] = layer.qkv[low:high]
+            named[f"self_attn.{letter}_proj.bias"] = None if layer.qkv_bias is None else layer.qkv_bias[low:high]
+        places.update((f"{_LAYER}{index}.{name}", place) for name, place in named.items() if place is not None)
+    return places
+
+
+def _put(name: str, array: NDArray[np.float32], place: Tensor) -> None:
+    if array.shape != tuple(place.shape):
+        raise InvalidModel(f"tensor {name} is {array.shape}, its config says {tuple(place.shape)}", param=name)
+    place.copy_(torch.from_numpy(array))

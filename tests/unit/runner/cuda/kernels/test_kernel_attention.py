@@ -1,0 +1,110 @@
+"""Attention over pages, in the interpreter: poisoned outputs are fully written, and free memory may hold NaN."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.runner.cuda.kernels import plain
+from headrace.runner.cuda.kernels.decode_attention import DecodeConfig, DecodeScratch, decode_attention
+from headrace.runner.cuda.kernels.prefill_attention import PrefillConfig, prefill_attention
+from tests.unit.runner.cuda.kernels.paged import HALF, Paged, paged, relative_error
+
+pytestmark = pytest.mark.unit
+
+TOLERANCE = 2e-3
+
+
+def ask(rows: int, heads: int, dim: int, seed: int = 1) -> Tensor:
+    return torch.randn(rows, heads, dim, generator=torch.Generator().manual_seed(seed)).to(HALF)
+
+
+def decode(held: Paged, q: Tensor, slots: list[int], config: DecodeConfig) -> Tensor:
+    rows, heads, dim = q.shape
+    kv_heads = held.keys.shape[1]
+    out = torch.full_like(q, torch.nan)
+    scratch = DecodeScratch.make(rows, heads, kv_heads, dim, config.splits, "cpu")
+    scratch.sums.fill_(torch.nan)
+    scratch.stats.fill_(torch.nan)
+    named = torch.tensor(slots, dtype=torch.int32)
+    for _ in range(2):
+        # Twice: the first launch leaves nothing behind that would disturb the second.
+        decode_attention(out, q, held.keys, held.values, held.tables, named, held.lengths, dim**-0.5, scratch, config)
+    assert not scratch.tickets.any()
+    return out
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (3, 1, 64), (2, 2, 128)])
+@pytest.mark.parametrize("splits", [1, 4])
+def test_decode_reads_its_own_context_and_nothing_else(heads: int, kv_heads: int, dim: int, splits: int) -> None:
+    held = paged([1, 37, 130, 16], kv_heads, dim)
+    slots = [2, 0, -1, 1, 3]
+    q = ask(len(slots), heads, dim)
+    got = decode(held, q, slots, DecodeConfig(splits=splits, shortest=32, tile=32))
+    want = plain.decode_attention(q, held.keys, held.values, held.tables, torch.tensor(slots), held.lengths, dim**-0.5)
+    assert relative_error(got, want) < TOLERANCE
+    assert not got[2].any()
+
+
+def test_decode_in_fixed_stretches_does_not_depend_on_the_company() -> None:
+    held = paged([97, 150], 1, 64)
+    q = ask(2, 2, 64)
+    both = decode(held, q, [0, 1], DecodeConfig(splits=8, shortest=32, tile=32, fixed=True))
+    alone = decode(held, q[1:], [1], DecodeConfig(splits=5, shortest=32, tile=32, fixed=True))
+    assert torch.equal(both[1], alone[0])
+
+
+def tiles_of(counts: list[int], tokens: int, padding: int) -> Tensor:
+    listed = [(chunk, tile) for chunk, count in enumerate(counts) for tile in range(-(-count // tokens))]
+    return torch.tensor(listed[::-1] + [(-1, -1)] * padding, dtype=torch.int32)
+
+
+def prefill(held: Paged, q: Tensor, slots: list[int], counts: list[int], prior: list[int], rows: int) -> Tensor:
+    heads, dim = q.shape[1:]
+    kv_heads = held.keys.shape[1]
+    config = PrefillConfig(rows=rows, tile=32, num_warps=4)
+    out = torch.full_like(q, torch.nan)
+    prefill_attention(
+        out,
+        q,
+        held.keys,
+        held.values,
+        held.tables,
+        torch.tensor(slots, dtype=torch.int32),
+        torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32),
+        torch.tensor(prior, dtype=torch.int32),
+        tiles_of(counts, config.tokens(heads, kv_heads), padding=2),
+        dim**-0.5,
+        config,
+    )
+    return out
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (3, 1, 64), (2, 2, 128)])
+def test_prefill_continues_after_a_cached_prefix(heads: int, kv_heads: int, dim: int) -> None:
+    slots, counts, prior = [1, 0, 3, 2], [45, 1, 33, 16], [16, 0, 0, 83]
+    held = paged([1, 61, 99, 33], kv_heads, dim)
+    q = ask(sum(counts), heads, dim)
+    got = prefill(held, q, slots, counts, prior, rows=32)
+    want = plain.prefill_attention(
+        q,
+        held.keys,
+        held.values,
+        held.tables,
+        torch.tensor(slots),
+        torch.tensor([0, *np.cumsum(counts)]),
+        torch.tensor(prior),
+        dim**-0.5,
+    )
+    assert relative_error(got, want) < TOLERANCE
+
+
+def test_prefill_gives_the_same_bits_however_a_sequence_is_cut() -> None:
+    held = paged([70], 1, 64)
+    q = ask(70, 2, 64)
+    whole = prefill(held, q, [0], [70], [0], rows=32)
+    cut = [
+        prefill(held, q[first:stop], [0], [stop - first], [first], rows=32)
+        for first, stop in ((0, 9), (9, 50), (50, 69), (69, 70))
+    ]
+    assert torch.equal(whole, torch.cat(cut))

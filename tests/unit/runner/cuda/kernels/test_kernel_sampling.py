@@ -1,0 +1,189 @@
+"""Sampling in the interpreter: greedy rows, drawn rows under every filter, broken rows; scores and rules."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.core.plan import RowStatus
+from headrace.runner.cuda.kernels import plain
+from headrace.runner.cuda.kernels.rules import PROMPT_BIT, Rules, apply_rules, note_tokens
+from headrace.runner.cuda.kernels.sampling import Draws, sample
+from headrace.runner.cuda.kernels.scan import Scan
+from headrace.runner.cuda.kernels.scores import score
+from headrace.runner.torch import luck
+
+pytestmark = pytest.mark.unit
+
+
+def settings(slots: int, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Draws:
+    """Every slot the same but for its seed."""
+    return Draws(
+        seeds=torch.tensor([luck.key(seed, 0) for seed in range(slots)]),
+        positions=torch.arange(slots, dtype=torch.int32) + 5,
+        temperature=torch.full((slots,), temperature),
+        top_k=torch.full((slots,), top_k, dtype=torch.int32),
+        top_p=torch.full((slots,), top_p),
+        min_p=torch.full((slots,), min_p),
+    )
+
+
+def uniform(draws: Draws) -> Tensor:
+    """The number that each slot's token depends on."""
+    bits = luck.bits(draws.seeds, draws.positions.long())
+    return ((bits >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
+
+
+def run(logits: Tensor, slots: list[int], draws: Draws, *, ruled: bool = False) -> tuple[list[int], list[int]]:
+    tokens = torch.full((len(slots),), -7, dtype=torch.int32)
+    statuses = torch.full((len(slots),), 77, dtype=torch.uint8)
+    room = Scan.make(len(slots), logits.shape[1], "cpu")
+    sample(logits, torch.tensor(slots, dtype=torch.int32), draws, tokens, statuses, room, ruled=ruled)
+    return tokens.tolist(), statuses.tolist()
+
+
+def logits_of(rows: int, vocab: int, spread: float = 3.0, seed: int = 0) -> Tensor:
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_greedy_rows_take_the_first_of_the_best(dtype: torch.dtype) -> None:
+    logits = logits_of(3, 5000).to(dtype)
+    logits[0, [4100, 63, 64]] = 50.0
+    logits[1, 4999] = 60.0
+    tokens, statuses = run(logits, [2, 0, 1], settings(3))
+    assert tokens == [63, 4999, int(logits[2].float().argmax())]
+    assert statuses == [RowStatus.OK] * 3
+
+
+def test_a_broken_row_fails_alone() -> None:
+    logits = logits_of(5, 4200)
+    logits[0, 4150] = torch.nan
+    logits[1, 3] = torch.inf
+    logits[2] = -torch.inf
+    logits[4, 17] = 99.0
+    draws = settings(5, temperature=1.0, top_p=0.9)
+    tokens, statuses = run(logits, [0, 1, 2, -1, 4], draws)
+    assert statuses == [RowStatus.NOT_FINITE] * 3 + [RowStatus.OK] * 2
+    assert tokens == [-1, -1, -1, -1, 17]
+    _, statuses = run(logits[2:3], [2], draws, ruled=True)
+    assert statuses == [RowStatus.MASK]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p", "min_p"),
+    [(0.7, 20, 0.95, 0.0), (1.0, 64, 1.0, 0.05), (0.3, 0, 0.8, 0.0), (1e-5, 0, 0.99, 0.3)],
+)
+def test_what_settles_among_the_best_is_drawn_in_their_order(
+    temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    slots = 3
+    logits, draws = logits_of(slots, 4500), settings(slots, temperature, top_k, top_p, min_p)
+    tokens, _ = run(logits, list(range(slots)), draws)
+    for row, mark in enumerate(uniform(draws).tolist()):
+        chances = plain.kept(logits[row], temperature, top_k, top_p, min_p)
+        order = torch.argsort(logits[row], descending=True, stable=True)
+        place = int((chances[order].cumsum(0) <= mark).sum())
+        assert tokens[row] == int(order[place])
+
+
+@pytest.mark.parametrize(("top_k", "top_p", "min_p"), [(0, 0.6, 0.0), (100, 0.9, 0.02), (0, 1.0, 0.02)])
+def test_wide_draws_stay_among_what_the_filters_keep(top_k: int, top_p: float, min_p: float) -> None:
+    slots = 4
+    # Coarse values: many ids are equal, and the lower id is the better.
+    logits = (logits_of(1, 400, spread=0.6).round(decimals=1)).expand(slots, -1).contiguous()
+    chances = plain.kept(logits[0], 1.0, top_k, top_p, min_p)
+    tokens, statuses = run(logits, list(range(slots)), settings(slots, 1.0, top_k, top_p, min_p))
+    assert statuses == [RowStatus.OK] * slots
+    assert all(chances[token] > 0 for token in tokens)
+    assert len(set(tokens)) > 1
+
+
+def test_without_filters_the_number_alone_says_which_id() -> None:
+    slots = 4
+    logits, draws = logits_of(slots, 9000, spread=1.0), settings(slots, 1.0)
+    tokens, _ = run(logits, list(range(slots)), draws)
+    sums = torch.softmax(logits.double(), -1).cumsum(-1)
+    assert tokens == (sums <= uniform(draws)[:, None]).sum(-1).tolist()
+
+
+def test_a_slots_token_does_not_depend_on_its_row() -> None:
+    logits, draws = logits_of(4, 300, spread=0.5), settings(4, 1.0, 0, 0.8)
+    tokens, _ = run(logits, [0, 1, 2, 3], draws)
+    turned, _ = run(logits.flip(0), [3, 2, 1, 0], draws)
+    assert turned == tokens[::-1]
+
+
+def test_the_next_input_is_noted_by_slot() -> None:
+    logits = logits_of(2, 100)
+    logits[1, 0] = torch.nan
+    last = torch.full((4,), 55, dtype=torch.int32)
+    tokens, statuses = torch.empty(2, dtype=torch.int32), torch.empty(2, dtype=torch.uint8)
+    named = torch.tensor([3, 1], dtype=torch.int32)
+    sample(logits, named, settings(4), tokens, statuses, Scan.make(2, 100, "cpu"), last=last)
+    assert last.tolist() == [55, 0, 55, int(logits[0].argmax())]
+
+
+def test_scores_are_those_of_the_model() -> None:
+    logits = logits_of(4, 4300).bfloat16()
+    logits[2, 7] = torch.nan
+    logits[3, 10:] = -torch.inf
+    places, ids, asked = torch.tensor([3, 0, -1, 2]), torch.tensor([4, 4200, 0, 1]), torch.tensor([12, 3, 5, 2])
+    logprobs = torch.full((4,), 9.0)
+    top_ids, top_logprobs = torch.full((4, 16), 9, dtype=torch.int32), torch.full((4, 16), 9.0)
+    score(logits, places, ids, asked, logprobs, top_ids, top_logprobs, Scan.make(4, 4300, "cpu"))
+    want = torch.log_softmax(logits.float(), -1)
+    torch.testing.assert_close(logprobs[:2], torch.stack((want[3, 4], want[0, 4200])), atol=1e-5, rtol=1e-5)
+    assert logprobs[2] == 9.0 and logprobs[3].isnan()
+    best = torch.sort(want[0], descending=True, stable=True)
+    assert top_ids[1].tolist() == [*best.indices[:3].tolist(), *[-1] * 13]
+    torch.testing.assert_close(top_logprobs[1, :3], best.values[:3], atol=1e-5, rtol=1e-5)
+    assert sorted(top_ids[0, :10].tolist()) == list(range(10)) and (top_ids[0, 10:] == -1).all()
+    assert (top_ids[3] == -1).all()
+
+
+def test_rules_forbid_favour_and_penalise() -> None:
+    vocab = 2100
+    logits = logits_of(3, vocab)
+    logits[2, 5] = torch.nan
+    bias = torch.zeros(2, vocab)
+    bias[1, 40], bias[1, 41] = 2.5, -torch.inf
+    words = torch.zeros(1, vocab // 32, dtype=torch.int32)
+    words[0, 2] = -(2**31) + 1
+    counts = torch.zeros(1, vocab, dtype=torch.int32)
+    counts[0, 8], counts[0, 9], counts[0, 10] = PROMPT_BIT, 3, PROMPT_BIT + 2
+    rules = Rules(
+        bias=bias,
+        bias_lines=torch.tensor([1, -1, -1, -1]),
+        masks=words,
+        mask_lines=torch.tensor([-1, 0, 0, -1]),
+        counts=counts,
+        count_lines=torch.tensor([0, -1, -1, 0]),
+        factors=torch.tensor([[1.5, 0.25, 0.5]] * 4),
+        stops=torch.tensor([[20, -1], [64, 95], [1, -1], [1, -1]], dtype=torch.int32),
+        stops_from=torch.tensor([10, 10, 10, 10]),
+        positions=torch.tensor([9, 10, 9, 9]),
+    )
+    out = torch.full((4, vocab), 7.0)
+    apply_rules(logits, torch.tensor([1, 0, 2, -1]), rules, out)
+    want = logits[1] + bias[1]
+    want[20] = -torch.inf
+    for token, count in ((8, 0), (9, 3), (10, 2)):
+        want[token] = want[token] / 1.5 if want[token] > 0 else want[token] * 1.5
+        want[token] -= 0.25 * count + (0.5 if count else 0.0)
+    torch.testing.assert_close(out[0], want)
+    allowed = torch.full((vocab,), -torch.inf)
+    allowed[[64, 95]] = logits[0, [64, 95]]
+    torch.testing.assert_close(out[1], allowed)
+    assert out[2, 5].isnan() and (out[3] == 7.0).all()
+    note_tokens(counts, torch.tensor([0, -1]), torch.tensor([10, 3], dtype=torch.int32))
+    assert counts[0, 10] == PROMPT_BIT + 3 and counts[0, 3] == 0
+
+
+def test_settings_are_looked_up_by_slot() -> None:
+    logits = logits_of(1, 300).expand(2, -1).contiguous()
+    draws = settings(2)
+    draws = replace(draws, temperature=torch.tensor([0.0, 50.0]))
+    tokens, _ = run(logits, [1, 0], draws)
+    assert tokens[1] == int(logits[0].argmax()) != tokens[0]

@@ -1,0 +1,192 @@
+"""What a plan becomes before it is sent: buckets, changed words, rows, tokens and tiles."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from headrace.core.config import EngineConfig
+from headrace.core.errors import MemoryCorrupted
+from headrace.core.plan import IntArray, Plan
+from headrace.core.request import SamplingParams
+from headrace.runner.cuda.buckets import bucket_for, row_buckets, token_buckets
+from headrace.runner.cuda.host_slots import HostSlots
+from headrace.runner.cuda.layout import HEADER, Layout, LayoutChoice
+from headrace.runner.cuda.packet import Laid, decode_packet, mixed_packet, padding_packet, put_changes
+from headrace.runner.cuda.slot_words import SlotWords, is_special, settings
+from tests.unit.runner.plans import begin, ints, plan
+
+CONFIG = EngineConfig(slots=6, blocks=64, block_size=4, context_len=64, vocab_size=500)
+
+
+@pytest.fixture
+def slots() -> HostSlots:
+    return HostSlots(CONFIG)
+
+
+def test_buckets_hold_every_row_count_and_pad_little() -> None:
+    for most in (1, 2, 5, 8, 32, 33, 256, 1024):
+        buckets = row_buckets(most)
+        assert buckets[-1] == most and buckets[0] == 1
+        for rows in range(1, most + 1):
+            held = bucket_for(rows, buckets)
+            assert rows <= held
+            assert held <= max(8 * -(-rows // 8), 1.25 * rows)
+    assert row_buckets(64) == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
+    sizes = token_buckets(8192)
+    assert sizes[-1] == 8192 and all(bucket_for(size + 1, sizes) <= 1.5 * size + 64 for size in sizes[:-1])
+
+
+def test_every_step_has_a_layout_that_holds_it() -> None:
+    choice = LayoutChoice(slots=32, max_tokens=1000, tile_rows=42)
+    captured = set(choice.all())
+    for decodes, chunks, tokens in ((0, 1, 1000), (31, 1, 40), (0, 8, 64), (5, 27, 64), (0, 32, 32), (0, 1, 1)):
+        layout = choice.mixed(decodes, chunks, tokens)
+        assert layout.tokens >= tokens and layout.decodes >= decodes and layout.chunks >= chunks
+        assert layout.samples >= min(32, decodes + chunks)
+        assert layout.tiles >= chunks + tokens // 42
+        assert layout in captured
+    assert choice.decode(9) == Layout(16, 16) and choice.decode(0) == Layout(1, 1)
+    assert {choice.decode(rows) for rows in range(33)} <= captured
+
+
+def test_sections_begin_at_sixteen_bytes_and_do_not_overlap() -> None:
+    layout = Layout(5, 2, 14, 7, 3)
+    spans = sorted(layout.sections.values())
+    assert all(at % 4 == 0 for at, _ in spans)
+    assert all(at + size <= following for (at, size), (following, _) in pairwise(spans))
+    assert layout.changes_at == spans[-1][0]
+    words = np.full(200, 99, np.int32)
+    padding_packet(layout, words)
+    slots_at, owners_at = layout.sections["slots"][0], layout.sections["owners"][0]
+    assert (
+        words[0] == 0
+        and (words[slots_at : slots_at + 5] == -1).all()
+        and (words[owners_at : owners_at + 14] == -1).all()
+    )
+
+
+def test_a_start_changes_its_slots_words_and_no_others() -> None:
+    words = SlotWords(slots=3, width=5)
+    state = np.zeros(words.size, np.int32)
+    start = begin(1, (4, 5, 6), (40, 41))
+    pairs = words.begin(start, vocab_size=500)
+    state[pairs[:, 0]] = pairs[:, 1]
+    assert len(set(pairs[:, 0].tolist())) == len(pairs)
+    assert state[words.tables_at :].reshape(3, 5).tolist() == [[0] * 5, [40, 41, 0, 0, 0], [0] * 5]
+    assert state[words.at("last") : words.at("last") + 3].tolist() == [0, 6, 0]
+    assert state[words.at("temperature") : words.at("temperature") + 3].view(np.float32).tolist() == [0, 1, 0]
+    seeds = state[:6].view(np.int64)
+    assert seeds[1] != 0 and seeds[0] == seeds[2] == 0
+
+
+def test_settings_that_leave_nothing_to_chance_are_greedy() -> None:
+    for sampling in (SamplingParams(top_k=1), SamplingParams(top_p=0.0), SamplingParams(temperature=1e-7)):
+        assert settings(sampling, 0, 500)[2] == 0
+    words = settings(SamplingParams(temperature=0.5, top_k=500, top_p=0.25, min_p=0.125), 0, 500)
+    assert words[2:].view(np.float32)[[0, 2, 3]].tolist() == [0.5, 0.25, 0.125]
+    assert words[3] == 0
+
+
+def test_what_the_graph_cannot_sample_is_special() -> None:
+    assert not is_special(SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, stop_ids=(3,)))
+    for sampling in (
+        SamplingParams(masked=True),
+        SamplingParams(logprobs=0),
+        SamplingParams(allowed_ids=(1,)),
+        SamplingParams(logit_bias=((1, 2.0),)),
+        SamplingParams(min_tokens=1),
+        SamplingParams(repetition_penalty=1.1),
+    ):
+        assert is_special(sampling)
+
+
+def test_growth_follows_the_blocks_a_slot_has(slots: HostSlots) -> None:
+    slots.update(plan(0, begun=[begin(2, range(8), (7, 8)), begin(4, range(3), (9,))]))
+    pairs = slots.update(plan(1, grown=[(2, 20), (4, 21), (2, 22)]))
+    width, at = slots.words.width, slots.words.tables_at
+    assert pairs.tolist() == [[at + 2 * width + 2, 20], [at + 4 * width + 1, 21], [at + 2 * width + 3, 22]]
+    assert slots.num_blocks.tolist() == [0, 0, 4, 0, 2, 0]
+
+
+def test_no_address_is_changed_twice(slots: HostSlots) -> None:
+    """A slot that was given away twice in one plan belongs to the second."""
+    made = plan(0, begun=[begin(1, (1, 2), (5,), number=1), begin(1, (3, 4, 5), (6,), number=2)], grown=[(1, 7)])
+    pairs = slots.update(made)
+    assert len(set(pairs[:, 0].tolist())) == len(pairs)
+    assert slots.known[1] == 3
+
+
+def test_more_blocks_than_the_context_holds_are_refused(slots: HostSlots) -> None:
+    with pytest.raises(MemoryCorrupted, match="more than the context"):
+        slots.update(plan(0, begun=[begin(0, (1,), range(40))]))
+    slots.update(plan(1, begun=[begin(0, (1,), range(18))]))
+    with pytest.raises(MemoryCorrupted, match="more than the context"):
+        slots.update(plan(2, grown=[(0, 60)]))
+
+
+def test_a_decode_packet_is_padded_to_its_bucket() -> None:
+    words = np.full(64, 99, np.int32)
+    layout = Layout(4, 4)
+    decode_packet(plan(0, [(5, 9, 1, True), (2, 30, 1, True), (0, 1, 1, True)]), layout, words)
+    assert words[HEADER : layout.changes_at].tolist() == [5, 2, 0, -1, 10, 31, 2, 1]
+    end = put_changes(words, layout.changes_at, np.array([[3, 4], [5, 6]], np.int32))
+    assert words[0] == 2 and words[layout.changes_at : end].tolist() == [3, 4, 5, 6]
+
+
+def _sections(made: Plan, slots: HostSlots) -> tuple[Laid, dict[str, list[int]]]:
+    """With a layout of 16 tokens, which has room for all rows of both kinds."""
+    words: IntArray = np.full(400, 99, np.int32)
+    laid = mixed_packet(made, slots, LayoutChoice(slots=6, max_tokens=16, tile_rows=4), words)
+    assert laid.layout.tokens == 16
+    return laid, {name: words[at : at + size].tolist() for name, (at, size) in laid.layout.sections.items()}
+
+
+def test_decode_rows_come_first_and_chunks_bring_their_ids(slots: HostSlots) -> None:
+    slots.update(plan(0, begun=[begin(slot, range(10 * slot, 10 * slot + 9), (1, 2, 3)) for slot in range(5)]))
+    made = plan(1, [(1, 2, 5, False), (3, 20, 1, True), (2, 3, 6, True), (4, 4, 1, False), (0, 8, 1, True)])
+    laid, part = _sections(made, slots)
+    assert part["slots"] == [3, 0, -1, -1, -1, -1, 1, 2, 4, -1, -1, -1]
+    assert part["ends"] == [21, 9, 1, 1, 1, 1, 7, 9, 5, 1, 1, 1]
+    assert part["ids"] == [-1, -1, 12, 13, 14, 15, 16, 23, 24, 25, 26, 27, 28, 44, 0, 0]
+    assert part["positions"] == [20, 8, 2, 3, 4, 5, 6, 3, 4, 5, 6, 7, 8, 4, 0, 0]
+    assert part["owners"] == [0, 1, *[6] * 5, *[7] * 6, 8, -1, -1]
+    assert part["offsets"] == [2, 7, 13, 14, 14, 14, 14]
+    assert part["prior"] == [2, 3, 4, 0, 0, 0]
+    tiles = list(zip(part["tiles"][::2], part["tiles"][1::2], strict=True))
+    assert sorted(tiles[:5]) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)] and set(tiles[5:]) == {(-1, -1)}
+    assert tiles[0] == (1, 1)
+    assert part["places"][:3] == [0, 1, 12]
+    assert part["sampled"] == [3, 0, 2, -1, -1, -1]
+    assert laid.sampling.tolist() == [1, 4, 2]
+    assert laid.chunks.tolist() == [0, 2, 3]
+    assert laid.firsts.tolist() == [2, 0, 7, 13, 1]
+
+
+def test_chunks_alone_have_no_room_for_decode_rows(slots: HostSlots) -> None:
+    slots.update(plan(0, begun=[begin(slot, range(9), (1, 2, 3)) for slot in range(3)]))
+    laid, part = _sections(plan(1, [(0, 0, 8, False), (1, 0, 8, False)]), slots)
+    assert laid.layout.decodes == 0
+    assert part["slots"][:2] == [0, 1]
+    assert set(part["sampled"]) == {-1}
+
+
+def test_a_row_without_ids_or_blocks_is_found_before_it_runs(slots: HostSlots) -> None:
+    slots.update(plan(0, begun=[begin(0, range(9), (1, 2, 3))]))
+    slots.check(plan(1, [(0, 0, 9, True)]))
+    for row in ((0, 0, 10, True), (0, 12, 1, True)):
+        with pytest.raises(MemoryCorrupted, match="no block or no id"):
+            slots.check(plan(1, [row]))
+    assert slots.fed_by_device(plan(2, [(0, 8, 1, True), (0, 9, 1, True), (0, 7, 1, False)])).tolist() == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_failures_are_the_occupants_own(slots: HostSlots) -> None:
+    slots.update(plan(0, begun=[begin(0, (1,), (1,)), begin(1, (1,), (2,))]))
+    slots.update(plan(1, begun=[begin(1, (1,), (3,))]))
+    slots.note_failures(plan(0, [(0, 0, 1, True), (1, 0, 1, True)]), np.array([1, 1], np.uint8))
+    assert slots.failed[:2].tolist() == [1, 0]
+    assert ints([0]).dtype == slots.num_blocks.dtype

@@ -1,0 +1,64 @@
+"""A model put together for the device that was asked for, or that there is."""
+
+import pytest
+
+from headrace.core.config import ModelConfig
+from headrace.core.errors import InvalidInput
+from headrace.runner.cuda import presence
+from headrace.runner.cuda.presence import CardLook
+from headrace.worker import mounting
+from headrace.worker.assembly import LoadSettings, engine_config, load_weights
+from headrace.worker.warmup import SCENES
+from tests.unit.runner.torch.model_rig import TensorCheckpoint, model
+
+
+@pytest.fixture
+def checkpoint() -> TensorCheckpoint:
+    return model("llama2")[1]
+
+
+@pytest.fixture
+def no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presence, "look_for_card", lambda: CardLook(False, "torch sees no CUDA card"))
+
+
+@pytest.mark.usefixtures("no_card")
+def test_without_a_card_auto_is_the_cpu(checkpoint: TensorCheckpoint) -> None:
+    loaded = load_weights(checkpoint, LoadSettings(slots=2, dtype="fp32", kv_tokens=256))
+    assert (loaded.device, loaded.dtype, loaded.scenes) == ("cpu", "fp32", SCENES)
+    assert loaded.runner.depth == 1
+    assert loaded.config.blocks == 16
+    assert "in 16 blocks of 16" in loaded.notes[-1]
+    assert loaded.runner.fingerprint.startswith("fp32-")
+    loaded.runner.close()
+
+
+@pytest.mark.usefixtures("no_card")
+def test_without_a_card_cuda_is_refused_before_anything_is_read(checkpoint: TensorCheckpoint) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        load_weights(checkpoint, LoadSettings(device="cuda"))
+    assert caught.value.message == 'device is "cuda": torch sees no CUDA card'
+    assert caught.value.param == "device"
+
+
+def test_a_step_is_as_large_as_its_device_bears(checkpoint: TensorCheckpoint) -> None:
+    assert engine_config(checkpoint, LoadSettings(), "cpu").max_step_tokens == 256
+    assert engine_config(checkpoint, LoadSettings(), "cuda").max_step_tokens == 8192
+    assert engine_config(checkpoint, LoadSettings(max_step_tokens=100), "cuda").max_step_tokens == 100
+    assert engine_config(checkpoint, LoadSettings(slots=300), "cpu").max_step_tokens == 300
+
+
+def test_a_worker_loads_for_its_models_device_and_the_card_of_its_number(
+    checkpoint: TensorCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[LoadSettings] = []
+
+    def load(given: object, settings: LoadSettings, progress: object) -> None:
+        asked.append(settings)
+        raise InvalidInput("enough")
+
+    monkeypatch.setattr(mounting, "open_checkpoint", lambda path: checkpoint)
+    monkeypatch.setattr(mounting, "load_weights", load)
+    with pytest.raises(InvalidInput, match="enough"):
+        mounting.mount_torch(checkpoint.path, ModelConfig("m", device="cuda"), (), lambda part, words: None, 3)
+    assert [(settings.device, settings.card) for settings in asked] == [("cuda", 3)]
