@@ -65,7 +65,8 @@ class Reading:
                 if is_sent and await self._connected("GET", f"/v1/streams/{self.id}?after={self.after}"):
                     continue
                 if self.after:
-                    self.broken = "the stream is not known any more"
+                    silent_s = time.perf_counter() - self.frames_s[-1] if self.frames_s else 0.0
+                    self.broken = f"the stream is not known any more, {silent_s:.1f} s after its last words"
                 elif not await self._connected("POST", self.path):
                     self.broken = "404"
                 is_sent = True

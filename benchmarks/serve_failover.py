@@ -3,7 +3,7 @@
 200 streams of the fake, of all kinds whose state must survive, are read undisturbed, then while a worker is killed, stopped
 for 1 s and for 30 s; then 8 streams of the default model while a worker is killed. Every stream must say what it said
 undisturbed, on its first connection. Run from the repository's root:
-PYTHONPATH=src:. .venv/bin/python benchmarks/serve_failover.py [--streams 200] [--only fake|model]
+.venv/bin/python benchmarks/serve_failover.py [--streams 200] [--only fake|model] [--json FILE]
 """
 
 import argparse
@@ -14,10 +14,11 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from serve_client import Reading, quantile
-from serve_rig import Server, child, fake_config, ms, say, server, verdict
+from serve_rig import Server, child, fake_config, keep, ms, say, server, verdict
 
 from tests.api.kinds import KINDS
 
@@ -73,7 +74,9 @@ async def read_all(
     return readings, blow_s
 
 
-def judge(one: Server, name: str, truth: list[Reading], found: list[Reading], blow_s: float) -> list[bool]:
+def judge(
+    one: Server, name: str, truth: list[Reading], found: list[Reading], blow_s: float, figures: dict[str, Any]
+) -> list[bool]:
     streams = len(truth)
     errors = [each for each in found if each.error or each.broken or each.num_connections != 1 or each.num_ends != 1]
     same = sum(each.told == right.told and not each.repeated for each, right in zip(found, truth, strict=True))
@@ -82,6 +85,7 @@ def judge(one: Server, name: str, truth: list[Reading], found: list[Reading], bl
     for who, readings in (("moved", moved), ("not moved", others)):
         gaps_s = [each.gap_s(blow_s) for each in readings]
         if gaps_s:
+            figures[f"{name}, {who}"] = {"streams": len(gaps_s), "gaps_s": sorted(gaps_s)}
             told = f"p50 {ms(quantile(gaps_s, 0.5))}, p99 {ms(quantile(gaps_s, 0.99))}"
             say(f"{name}: longest gap of {len(gaps_s)} streams {who}", told)
     met = [
@@ -110,7 +114,9 @@ def settled(one: Server, name: str) -> bool:
         time.sleep(0.5)
 
 
-async def rounds(one: Server, streams: int, max_tokens: int, victim: str, blows: dict[str, Disturb]) -> list[bool]:
+async def rounds(
+    one: Server, streams: int, max_tokens: int, victim: str, blows: dict[str, Disturb], figures: dict[str, Any]
+) -> list[bool]:
     # The first fills caches: what is cached may not change what is said, only when.
     await read_all(one, "warm", streams, max_tokens)
     truth, began_s = await read_all(one, "calm", streams, max_tokens)
@@ -119,21 +125,23 @@ async def rounds(one: Server, streams: int, max_tokens: int, victim: str, blows:
     met = [verdict(not any(each.error or each.broken for each in truth), "undisturbed: no errors", "none")]
     for name, disturb in blows.items():
         found, blow_s = await read_all(one, name.replace(" ", "-"), streams, max_tokens, victim, disturb)
-        met += judge(one, name, truth, found, blow_s)
+        met += judge(one, name, truth, found, blow_s, figures)
         met.append(settled(one, name))
     return met
 
 
-def main(streams: int, only: str | None) -> int:
-    met = []
+def main(streams: int, only: str | None, path: Path | None) -> int:
+    met: list[bool] = []
+    figures: dict[str, Any] = {"streams": streams}
     if only != "model":
         blows = {"kill -9": kill, "stopped 1 s": stop_for(1.0), "stopped 30 s": stop_for(30.0)}
         with server(TENANT + fake_config(PROFILE, slots=320, workers=2)) as one:
-            met += asyncio.run(rounds(one, streams, FAKE_TOKENS, "headrace: worker fake 0", blows))
+            met += asyncio.run(rounds(one, streams, FAKE_TOKENS, "headrace: worker fake 0", blows, figures))
     if only != "fake":
+        victim = "headrace: worker default 0"
         with server(TENANT + MODEL) as one:
-            found = asyncio.run(rounds(one, len(KINDS), MODEL_TOKENS, "headrace: worker default 0", {"model": kill}))
-            met += found
+            met += asyncio.run(rounds(one, len(KINDS), MODEL_TOKENS, victim, {"model": kill}, figures))
+    keep(path, figures | {"met": met})
     return 0 if all(met) else 1
 
 
@@ -141,5 +149,6 @@ if __name__ == "__main__":
     flags = argparse.ArgumentParser(description=__doc__)
     flags.add_argument("--streams", type=int, default=200)
     flags.add_argument("--only", choices=("fake", "model"))
+    flags.add_argument("--json", type=Path, help="where to keep every figure")
     given = flags.parse_args()
-    sys.exit(main(given.streams, given.only))
+    sys.exit(main(given.streams, given.only, given.json))

@@ -2,21 +2,27 @@
 
 A server is started by `headrace serve` on a free port with a configuration given here, in a folder that is thrown
 away; a load is one `headrace bench serve --json` in a process of its own, so that neither disturbs the other's loop.
+Whoever imports this can import what tests share as well.
 """
 
 import hashlib
 import json
 import os
 import secrets
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 HEADRACE = str(Path(sys.executable).with_name("headrace"))
 # Steps that take no time worth speaking of: what is left is everything but the model.
@@ -101,6 +107,42 @@ def server(config: str) -> Iterator[Server]:
 
 
 @contextmanager
+def redis() -> Iterator[str]:
+    """The address of a Redis of its own, on a free port of this machine; it keeps nothing when it stops."""
+    program = shutil.which("redis-server")
+    if program is None:
+        sys.exit("this needs redis-server")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        argv = [
+            program,
+            "--port",
+            str(port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--dir",
+            folder,
+        ]
+        process = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
+        try:
+            for _ in range(200):
+                with socket.socket() as probe:
+                    if probe.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                time.sleep(0.05)
+            yield f"redis://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+@contextmanager
 def apart() -> Iterator[Callable[[Server], None]]:
     """Whatever is started meanwhile keeps off one core; the function that is given puts a server's gateway there, alone.
     So its figures are its own, and not those of whoever computes beside it."""
@@ -146,6 +188,12 @@ def say(what: str, figure: str) -> None:
 def verdict(met: bool, told: str, target: str) -> bool:
     print(f"{'met    ' if met else 'NOT met'} {told} (target: {target})", flush=True)
     return met
+
+
+def keep(path: Path | None, figures: dict[str, Any]) -> None:
+    """As JSON, where it was asked for."""
+    if path is not None:
+        path.write_text(json.dumps(figures, indent=1, default=str) + "\n")
 
 
 def ms(seconds: float) -> str:

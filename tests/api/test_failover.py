@@ -1,5 +1,6 @@
 """Workers of a real server that die or hang in mid-stream: what its clients read is what they would have read."""
 
+import functools
 import os
 import signal
 import threading
@@ -24,13 +25,23 @@ workers = {workers}
 [models.fake]
 profile = {{ c0_s = 0.01, c_in_s = 1e-6, c_out_s = 1e-6, c_kv_s = 0.0, c_att_s = 0.0 }}
 """
+MODEL = """
+[[tenants]]
+name = "local"
+tier = "batch"
+[[models]]
+name = "default"
+source = "{path}"
+workers = 2
+kv_tokens = 4096
+"""
 NUM_STREAMS = 40
 
 
 class Reading(threading.Thread):
     """One stream, read to its end: what each choice said, in whatever pieces."""
 
-    def __init__(self, server: LiveServer, number: int) -> None:
+    def __init__(self, server: LiveServer, number: int, max_tokens: int = 150) -> None:
         super().__init__()
         self.begun = threading.Event()
         self.id = ""
@@ -43,7 +54,7 @@ class Reading(threading.Thread):
             **KINDS[number % len(KINDS)],
             "messages": [{"role": "user", "content": f"question {number}"}],
             "seed": number,
-            "max_tokens": 150,
+            "max_tokens": max_tokens,
             "stream_options": {"include_usage": True},
         }
         self.start()
@@ -87,16 +98,23 @@ def attempts(server: LiveServer, reading: Reading) -> int:
     return int(found["attempts"])
 
 
-def read_all(server: LiveServer, disturb: Callable[[], None] | None = None) -> list[tuple[Any, ...]]:
-    """What was said in all streams. `disturb` hits those of one worker, when all have begun."""
-    readings = [Reading(server, number) for number in range(NUM_STREAMS)]
-    assert all(reading.begun.wait(60) for reading in readings)
+def read_all(
+    server: LiveServer,
+    disturb: Callable[[], None] | None = None,
+    *,
+    num_streams: int = NUM_STREAMS,
+    num_begun: int = NUM_STREAMS,
+    max_tokens: int = 150,
+) -> list[tuple[Any, ...]]:
+    """What was said in all streams. `disturb` hits those of one worker, when so many have begun."""
+    readings = [Reading(server, number, max_tokens) for number in range(num_streams)]
+    eventually(lambda: sum(reading.begun.is_set() for reading in readings) >= num_begun, "they do not begin", 60.0)
     if disturb is not None:
         disturb()
     for reading in readings:
         reading.join(90)
         assert not reading.is_alive()
-    assert (sum(attempts(server, reading) > 1 for reading in readings) >= NUM_STREAMS // 4) == (disturb is not None)
+    assert (sum(attempts(server, reading) > 1 for reading in readings) >= num_streams // 4) == (disturb is not None)
     return [(reading.said, reading.usage, reading.failure, reading.broken) for reading in readings]
 
 
@@ -119,3 +137,36 @@ def test_a_draining_worker_hands_its_streams_over(home: Path) -> None:
         truth = read_all(server)
         leaving = server.child("worker fake 0")
         assert read_all(server, lambda: os.kill(leaving, signal.SIGTERM)) == truth
+
+
+def test_what_a_worker_says_after_it_was_given_up_is_not_heard(home: Path) -> None:
+    """It stands still until its streams are with the other one, and then goes on as if nothing had been."""
+    with live_server(home, "--config", str(written(home, CONFIG.format(workers=2)))) as server:
+        truth = read_all(server)
+        zombie = server.child("worker fake 0")
+
+        def stand_still() -> None:
+            os.kill(zombie, signal.SIGSTOP)
+            try:
+                eventually(lambda: server.figure("headrace_replica_ready") == 1, "nobody noticed")
+            finally:
+                os.kill(zombie, signal.SIGCONT)
+
+        assert read_all(server, stand_still) == truth
+        eventually(lambda: server.figure("headrace_replica_ready") == 2, "it was not found again")
+        assert server.child("worker fake 0") == zombie
+        total = server.figure("headrace_replica_total_blocks")
+        eventually(lambda: server.figure("headrace_replica_free_blocks") == total, "blocks are left behind")
+
+
+def test_streams_of_a_real_model_do_not_notice_that_their_worker_is_gone(home: Path, smollm2_path: Path) -> None:
+    """One of each kind: greedy, seeded, stop strings, penalties, JSON schema, tools, log-probabilities and n = 4."""
+    with live_server(home, "--config", str(written(home, MODEL.format(path=smollm2_path)))) as server:
+        read_kinds = functools.partial(read_all, server, num_streams=len(KINDS), num_begun=4, max_tokens=16)
+        truth = read_kinds()
+        assert all(failure is None and broken is None for _, _, failure, broken in truth)
+        victim = server.child("worker default 0")
+        kill = functools.partial(os.kill, victim, signal.SIGKILL)
+        assert read_kinds(kill) == truth
+        total = server.figure("headrace_replica_total_blocks")
+        eventually(lambda: server.figure("headrace_replica_free_blocks") == total, "blocks are left behind")

@@ -183,3 +183,81 @@ def test_what_nobody_comes_back_for_is_ended_and_freed(home: Path) -> None:
         eventually(lambda: server.figure("headrace_replica_free_blocks") == total, "blocks are left behind")
         status, ended = server.ask("GET", "/v1/requests/lost/explain")
         assert status == 200 and ended["error"] == "disconnected"
+
+
+def asked(
+    server: LiveServer, method: str, path: str, body: bytes | None = None, **headers: str
+) -> tuple[int, str, bytes]:
+    """Status, id and body; waits for a gateway that is being started."""
+
+    def ask() -> tuple[int, str, bytes] | None:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        sent = {"authorization": f"Bearer {server.key}", "content-type": "application/json", **headers}
+        try:
+            connection.request(method, path, body, sent)
+            response = connection.getresponse()
+            return response.status, response.headers["x-request-id"], response.read()
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+
+    return eventually(ask, "the gateway does not answer")
+
+
+def test_what_had_ended_is_told_again_to_the_byte_and_keeps_its_id(home: Path) -> None:
+    with live_server(home, "--config", str(written(home, CONFIG.format(workers=1, more="")))) as server:
+        body = chat_body(messages=[{"role": "user", "content": "x"}], max_tokens=20)
+        headers = {"x-request-id": "mine"}
+        first = asked(server, "POST", "/v1/chat/completions", body, **headers)
+        assert first[0] == 200 and first[2].endswith(b"data: [DONE]\n\n")
+        kill(server.child("gateway"))
+        assert asked(server, "GET", "/v1/streams/mine?after=0")[::2] == (200, first[2])
+        kill(server.child("gateway"))
+        status, id, said = asked(server, "POST", "/v1/chat/completions", body, **headers)
+        assert (status, id == "mine") == (200, False) and said.endswith(b"data: [DONE]\n\n")
+        assert asked(server, "GET", "/v1/streams/mine?after=0")[::2] == (200, first[2])
+        assert asked(server, "GET", "/v1/streams/never")[0] == 404
+
+
+def test_what_has_expired_is_gone_and_not_unknown_to_the_next_gateway(home: Path) -> None:
+    config = CONFIG.format(workers=1, more="").replace("resume_s = 60.0", "resume_s = 1.0")
+    with live_server(home, "--config", str(written(home, config))) as server:
+        body = chat_body(messages=[{"role": "user", "content": "x"}], max_tokens=2)
+        assert asked(server, "POST", "/v1/chat/completions", body, **{"x-request-id": "mine"})[0] == 200
+
+        def is_gone() -> bool:
+            status = asked(server, "GET", "/v1/streams/mine")[0]
+            assert status in (200, 410)  # for a while it can be read again: time without a gateway does not count
+            return status == 410
+
+        for _ in range(3):
+            eventually(is_gone, "it does not expire")
+            kill(server.child("gateway"))
+        assert asked(server, "GET", "/v1/streams/never")[0] == 404
+
+
+def test_a_stream_that_is_to_finish_without_readers_does_so_though_its_gateway_died(home: Path) -> None:
+    more = "disconnect_grace_s = 0.1"
+    with live_server(home, "--config", str(written(home, CONFIG.format(workers=1, more=more)))) as server:
+        connections = []
+        for word, max_tokens in (("finish", 150), ("", 3000)):
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+            headers = {"authorization": f"Bearer {server.key}", "content-type": "application/json"}
+            headers |= {"x-request-id": f"to-{word}", "x-headrace-on-disconnect": word}
+            body = chat_body(messages=[{"role": "user", "content": "x"}], max_tokens=max_tokens, ignore_eos=True)
+            connection.request("POST", "/v1/chat/completions", body, headers)
+            connection.getresponse().readline()
+            connections.append(connection)
+        kill(server.child("gateway"))
+        for connection in connections:
+            connection.close()
+
+        def explained(id: str) -> Any:
+            status, _, found = asked(server, "GET", f"/v1/requests/{id}/explain")
+            return json.loads(found) if status == 200 else None
+
+        finished = eventually(lambda: explained("to-finish"), "it did not finish")
+        assert finished["error"] is None
+        assert eventually(lambda: explained("to-"), "it goes on")["error"] == "disconnected"
+        assert b'"finish_reason":"length"' in asked(server, "GET", "/v1/streams/to-finish")[2]

@@ -51,10 +51,10 @@ def folder() -> Iterator[Path]:
 
 
 @contextmanager
-def two_gateways(home: Path, folder: Path, *, drain_s: int = 30) -> Iterator[LiveServer]:
+def two_gateways(home: Path, folder: Path, *argv: str, drain_s: int = 30) -> Iterator[LiveServer]:
     with redis_server(folder) as journal:
         text = CONFIG.format(journal=journal, drain_s=drain_s, hash=sha256(OTHER_KEY.encode()).hexdigest())
-        with live_server(home, "--config", str(written(home, text))) as server:
+        with live_server(home, "--config", str(written(home, text)), *argv) as server:
             yield server
 
 

@@ -75,6 +75,49 @@ def test_ten_thousand_messages_of_any_size_come_back_as_they_went(stage: Stage) 
     stage.play(story)
 
 
+def test_what_a_thread_posts_arrives_in_order_whatever_is_sent_meanwhile(stage: Stage) -> None:
+    luck = random.Random(8)
+    notes = [Note(number, luck.randbytes(luck.choice((0, 200, 4000, 1 << 18)))) for number in range(600)]
+
+    async def story(party: Party, address: str) -> None:
+        await party.open(address)
+        here, there = await party.pair()
+
+        def post() -> None:
+            for note in notes:
+                here.link.post(note)
+
+        posting = asyncio.create_task(asyncio.to_thread(post))
+        sent: list[Note] = []
+        while not posting.done():
+            sent.append(Note(1000 + len(sent)))
+            here.link.send(sent[-1])
+            await asyncio.sleep(0)
+        heard = await there.heard(len(notes) + len(sent))
+        assert [note for note in heard if note.number < 1000] == notes
+        assert [note for note in heard if note.number >= 1000] == sent
+        while here.link.pending_bytes:
+            await asyncio.sleep(0)
+
+    stage.play(story, Limits(max_pending_bytes=256 << 20))
+
+
+def test_what_is_posted_beyond_the_bound_closes_the_link_and_is_dropped_after(stage: Stage) -> None:
+    async def story(party: Party, address: str) -> None:
+        await party.open(address)
+        here, there = await party.pair()
+        for _ in range(64):
+            here.link.post(Note(1, bytes(1 << 16)))
+        assert "wait" in await here.end()
+        here.link.post(Note(2))
+        with pytest.raises(TooLarge):
+            (await party.dial()).link.post(Note(3, bytes(3 << 20)))
+        await there.end()
+        assert here.link.pending_bytes == 0 and Note(2) not in there.messages
+
+    stage.play(story, Limits(max_pending_bytes=1 << 20, max_message_bytes=2 << 20))
+
+
 @pytest.mark.parametrize("closer", [0, 1])
 def test_a_close_from_either_side_is_heard_once_by_both(stage: Stage, closer: int) -> None:
     async def story(party: Party, address: str) -> None:

@@ -43,6 +43,7 @@ from headrace.serving.service import Service
 from headrace.streams.file_journal import FileJournal
 from headrace.streams.journal import Journal
 from headrace.streams.redis_journal import RedisJournal
+from headrace.streams.segment import segments_in
 from headrace.telemetry.log import LineWriter, log_to
 from headrace.telemetry.metrics import Metrics
 from headrace.text.byte_vocabulary import byte_vocabulary
@@ -52,8 +53,9 @@ from headrace.weights.checkpoint import open_checkpoint
 
 _LOG = logging.getLogger("headrace.gateway")
 _MOST_DESCRIPTORS = 1 << 16
-# A gateway that starts again reads all of it before it answers: about four seconds, while workers keep what it had.
-_MOST_JOURNAL_BYTES = 32 << 20
+# An idle gateway writes nothing either: no longer than this was it away. And what it takes from here to the first answer.
+_MOST_AWAY_S = 60.0
+_START_S = 5.0
 
 
 def gateway(
@@ -126,9 +128,9 @@ class _Front:
     def __init__(self, orders: Orders, folder: Path, index: int, stack: ExitStack, reports: LineWriter) -> None:
         config, clock = orders.config, SystemClock()
         self._journal: Journal | None
-        shared: RedisJournal | None = None
+        self._shared: RedisJournal | None = None
         if is_redis(config.gateway.journal):
-            self._journal = shared = open_redis(orders, index)
+            self._journal = self._shared = open_redis(orders, index)
         else:
             self._journal = _journal(orders, folder)
         self._reports = reports
@@ -158,24 +160,35 @@ class _Front:
         self._metrics.watch_replicas(lambda: self.replicas)
         self._keys = KeyRing(config.tenants)
         self.app: Gateway = build_app(
-            self.service, self._keys, config.gateway, self._metrics, clock, inject=config.inject, journal=shared
+            self.service,
+            self._keys,
+            config.gateway,
+            self._metrics,
+            clock,
+            inject=config.inject,
+            journal=self._shared,
+            own_journal=self._journal if self._shared is None else None,
         )
         self._know(config)
 
     async def recover(self) -> None:
-        """Go on with what an earlier life of this gateway was telling when it died."""
-        if self._journal is None:
+        """Go on with what an earlier life of this gateway was telling when it died, before others take it over. What
+        lies in a journal of its own nobody else takes: it is looked for when this gateway answers."""
+        if self._shared is None:
             return
         try:
-            found = await self._journal.recover()
+            found = await self._shared.recover()
         except HeadraceError as error:
             _LOG.error("streams of an earlier life cannot be read on yet: %s", error.message)
             return
-        streams = [stream for kept in found if (stream := self.service.revive(kept)) is not None]
-        for stream in streams:
-            self.app.adopt(stream)
-        if streams:
-            _LOG.info("%d streams of an earlier life can be read on", len(streams))
+        num_streams = 0
+        for kept in found:
+            stream = self.service.revive(kept)
+            if stream is not None:
+                self.app.adopt(stream, kept.birth.grace_s)
+                num_streams += 1
+        if num_streams:
+            _LOG.info("%d streams of an earlier life can be read on", num_streams)
 
     async def close(self) -> None:
         """What this gateway still speaks for may be taken over at once."""
@@ -237,8 +250,16 @@ def _journal(orders: Orders, folder: Path) -> Journal | None:
     config = orders.config.gateway
     if config.journal == "memory":
         return None
-    max_bytes = min(config.resume_bytes, _MOST_JOURNAL_BYTES)
-    return FileJournal(folder / "journal", orders.secret, window_s=config.resume_s, max_bytes=max_bytes)
+    place = folder / "journal"
+    window_s = config.resume_s + _away_s(place)
+    return FileJournal(place, orders.secret, window_s=window_s, max_bytes=config.resume_bytes)
+
+
+def _away_s(journal: Path) -> float:
+    """How long nobody spoke for what lies there, until this gateway answers: whoever wanted to read it could not, so that
+    the time does not count."""
+    written_s = [path.stat().st_mtime for _, path in segments_in(journal)]
+    return min(max(0.0, time.time() - max(written_s)), _MOST_AWAY_S) + _START_S if written_s else 0.0
 
 
 @contextmanager

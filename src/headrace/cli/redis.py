@@ -30,4 +30,11 @@ def open_redis(orders: Orders, index: int) -> RedisJournal:
         protocol=2,
     )
     server = blake2b(orders.secret, digest_size=8, person=b"headrace").hexdigest()
-    return RedisJournal(client, orders.secret, f"g{index}", window_s=config.resume_s, prefix=f"headrace:{server}:")
+    return RedisJournal(
+        client,
+        orders.secret,
+        f"g{index}",
+        window_s=config.resume_s,
+        prefix=f"headrace:{server}:",
+        max_bytes=config.resume_bytes // config.processes,
+    )

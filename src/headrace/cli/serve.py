@@ -76,6 +76,8 @@ def serve(
 ) -> None:
     """Start the server: an OpenAI-compatible API, and a chat page, over a model on this machine."""
     started_s = time.perf_counter()
+    # Asked for a restart before there is anything to restart, it would be ended by the system.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     flags = Flags(host, port, tuple(model or ()), runner, workers, tls_cert, tls_key, grpc_port, gateways, journal)
     home = data_folder()
     key = local_key(home)

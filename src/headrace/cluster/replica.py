@@ -181,7 +181,7 @@ class Replica:
                 self._newcomer.learn(frame.load)
         self._sink.take(self.name, frame)
 
-    def disconnected(self, connection: "ReplicaLink") -> None:
+    def disconnected(self, connection: "ReplicaLink", *, is_dead: bool = True) -> None:
         """Its sequences have no worker any more: one that is there still gives them up when we greet it again."""
         if self._connection is not connection:
             return
@@ -193,7 +193,7 @@ class Replica:
             self.state = WorkerState.GONE
         self.on_change(self)
         if keys:
-            self._sink.lost(self.name, keys)
+            self._sink.lost(self.name, keys, is_dead=is_dead)
 
     def _see(self, card: WorkerCard, state: WorkerState) -> None:
         changed = (self.card, self.state) != (card, state)
@@ -257,7 +257,7 @@ class ReplicaLink:
         if frame.number <= self._last_frame:
             return
         if frame.number != self._last_frame + 1:
-            self._refuse(f"lost frames between {self._last_frame} and {frame.number}")
+            self._refuse(f"lost frames between {self._last_frame} and {frame.number}", is_dead=False)
             return
         self._last_frame = frame.number
         self._replica.take(frame)
@@ -270,8 +270,9 @@ class ReplicaLink:
         self._is_ack_due = False
         self.link.send(Ack(self._last_frame))
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, why: str, *, is_dead: bool = True) -> None:
         """At once, not when the link has heard of its own end: nothing is routed there meanwhile."""
         log.warning("%s %s: closed", self._replica.name, why)
         self.link.close()
-        self.closed(why)
+        self.over.set()
+        self._replica.disconnected(self, is_dead=is_dead)

@@ -121,7 +121,11 @@ class Supervisor:
         self._tell("all gateways and workers were restarted")
 
     async def _replace(self, child: Child, how: int, within_s: float) -> None:
-        """Returns when its next life serves, and every gateway finds every worker ready."""
+        """From when all serve, until they do again: every gateway lives, and finds every worker ready."""
+        if not self._is_whole:
+            self._tell(f"{child.name} is restarted when all serve")
+        while not self._is_whole:
+            await asyncio.sleep(_LOOK_S)
         process = child.process
         if process is not None and child.is_alive:
             self._tell(f"{child.name} is restarted")
@@ -132,8 +136,12 @@ class Supervisor:
                 self._tell(f"{child.name} did not end in {within_s:g} s and is killed")
                 process.signal(signal.SIGKILL)
                 await asyncio.wait(late)
-        while child.process is process or not child.is_serving or not all(each.is_whole for each in self._gateways):
+        while child.process is process or not self._is_whole:
             await asyncio.sleep(_LOOK_S)
+
+    @property
+    def _is_whole(self) -> bool:
+        return all(child.is_serving for child in self._children) and all(each.is_whole for each in self._gateways)
 
     def reload_gateways(self, version: int) -> None:
         """The orders have changed."""
@@ -165,7 +173,7 @@ class Supervisor:
     async def _live(self, child: Child) -> tuple[str, int]:
         """One life of a child: how it ended, in words and as an exit code."""
         child.healthy_since_s = child.beat = None
-        child.is_serving = child.is_whole = child.is_leaving = False
+        child.is_leaving = False
         try:
             process = await self._launcher.start(child.command())
         except OSError as error:
@@ -179,6 +187,7 @@ class Supervisor:
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
+            child.is_serving = child.is_whole = False
         words = child.last_words
         return f"died ({_ending(code)}{': ' if words else ''}{words})", code
 

@@ -99,7 +99,8 @@ class FakeConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """One model to serve. `source` is what `headrace models` understands: a name of ours or a path.
 
-    `runner` is torch or fake. Zero and None leave a size to the model and the machine.
+    `runner` is torch or fake. `device` auto takes a CUDA card where there is one that can be used. Zero and None leave a
+    size to the model and the machine.
     """
 
     name: str
@@ -107,7 +108,10 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     aliases: tuple[str, ...] = ()
     workers: int = 1
     runner: str = "torch"
+    device: str = "auto"
     dtype: str = "auto"
+    # The same tokens alone, in any company and after any interruption. The CPU's are so by themselves.
+    deterministic: bool = False
     slots: int = 32
     context_len: int | None = None
     kv_tokens: int | None = None
@@ -169,7 +173,8 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     coalesce_s: float = 0.0
     # How long a stream goes on when its last reader went away.
     disconnect_grace_s: float = 10.0
-    # How long a stream that ended can be read again, and the most that all of these may take in memory.
+    # How long a stream that ended can be read again, and the most that all of these may take in memory; as much again on
+    # disk, where they are kept in files.
     resume_s: float = 300.0
     resume_bytes: int = 256 << 20
     # Where streams are kept so that they outlive their gateway: file (in the run folder), memory (nowhere), or the
@@ -179,6 +184,8 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # the time is cut off; with the last one the stream is aborted.
     max_unread_bytes: int = 256 << 10
     max_unread_s: float = 60.0
+    # Of what was sent, the most that the system holds for a client that takes nothing: more is unread, and counts above.
+    max_unsent_bytes: int = 16 << 10
     # Open streams may take this long to finish when the server is told to stop.
     drain_s: float = 30.0
 
@@ -200,6 +207,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 RUNNERS = ("torch", "fake")
+DEVICES = ("auto", "cuda", "cpu")
 JOURNALS = ("file", "memory")
 # Of the engine's fields, those that a server's configuration decides for all its models.
 PROMISES = (
@@ -236,6 +244,7 @@ _GATEWAY_RANGES: dict[str, tuple[float, float]] = {
     "resume_bytes": (0, 1 << 40),
     "max_unread_bytes": (1, 1 << 30),
     "max_unread_s": (0, 86_400),
+    "max_unsent_bytes": (1 << 10, 1 << 30),
     "drain_s": (0, 86_400),
 }
 _MODEL_RANGES: dict[str, tuple[float, float]] = {
@@ -306,6 +315,8 @@ def _check_model(model: ModelConfig, where: str) -> None:
             raise InvalidInput(f"{where}: {name[:200]!r} cannot be a model's name", param=f"{where}.name")
     if model.runner not in RUNNERS:
         raise InvalidInput(f"{where}.runner must be one of {', '.join(RUNNERS)}", param=f"{where}.runner")
+    if model.device not in DEVICES:
+        raise InvalidInput(f"{where}.device must be one of {', '.join(DEVICES)}", param=f"{where}.device")
     _check_ranges(where, model, _MODEL_RANGES)
     _check_ranges(f"{where}.fake", model.fake, _FAKE_RANGES)
     check_profile(model.fake.profile, f"{where}.fake.profile")

@@ -81,6 +81,9 @@ class Link(Protocol):
         """Queue a message; returns at once. Raises TooLarge, nothing sent. A link that holds more than its bound closes
         itself; a closed one drops what it is given, since whoever sent it hears `closed`."""
 
+    def post(self, message: Any) -> None:
+        """`send`, from any thread; does not block. Among posts the order is kept, between a `send` and a `post` it is not."""
+
     def close(self) -> None: ...
 
 
@@ -108,5 +111,6 @@ class FrameSink(Protocol):
     def take(self, replica: str, frame: Frame) -> None:
         """The frame is acknowledged when this returns."""
 
-    def lost(self, replica: str, keys: Sequence[int]) -> None:
-        """These sequences have no worker any more."""
+    def lost(self, replica: str, keys: Sequence[int], *, is_dead: bool = True) -> None:
+        """These sequences have no worker any more. `is_dead` where one of them may have killed it; else this end broke
+        off with a worker that lives."""

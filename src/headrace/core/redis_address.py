@@ -29,6 +29,8 @@ def check_redis(address: str, param: str) -> None:
     except ValueError:
         raise InvalidInput(f"{param} is no address of a Redis", param=param) from None
     unknown = sorted(options.keys() - _OPTIONS)
+    if not options.get("db", "0").isdecimal():
+        raise InvalidInput(f"{param}: db is the number of a database", param=param)
     if unknown:
         raise InvalidInput(f"{param}: an address of a Redis may say {', '.join(sorted(_OPTIONS))} only", param=param)
     if parts.scheme == "unix":

@@ -18,6 +18,7 @@ from headrace.core.ports import Clock
 from headrace.core.stages import Stage
 from headrace.gateway.context import Context, bounds_of
 from headrace.gateway.door import Door, is_loopback_peer, plain_headers
+from headrace.gateway.earlier import Earlier
 from headrace.gateway.endpoints import ROUTES
 from headrace.gateway.errors import MethodNotAllowed, failure_of, shutting_down, too_many_open
 from headrace.gateway.exchange import Exchange
@@ -27,7 +28,7 @@ from headrace.gateway.openapi import document
 from headrace.gateway.peer import ClientGone, Receive, Send
 from headrace.gateway.pulse import Pulse
 from headrace.gateway.routes import Access, Resource, Route, RouteTable
-from headrace.streams.journal import SharedJournal
+from headrace.streams.journal import Journal, SharedJournal
 from headrace.streams.shelf import Shelf
 from headrace.streams.stream import Stream
 from headrace.telemetry.metrics import Metrics, Sample
@@ -56,13 +57,19 @@ def build_app(
     inject: Mapping[str, float] | None = None,
     routes: Iterable[Route] = ROUTES,
     journal: SharedJournal | None = None,
+    own_journal: Journal | None = None,
 ) -> "Gateway":
     """`service` is the serving.Service behind it, or a double of it; `inject` is Config.inject; `journal` is the
-    service's where other gateways write it too."""
+    service's where other gateways write it too, `own_journal` where none does."""
     table = RouteTable(routes)
     shelf = Shelf(clock.now_s, bounds_of(config))
     pulse = Pulse(clock, metrics.observe_lag, shelf.tick)
-    finding = Finding(shelf, service, lambda stream: gateway.adopt(stream), clock.now_s, journal)
+
+    def adopt(stream: Stream, grace_s: float | None) -> None:
+        gateway.adopt(stream, grace_s)
+
+    earlier = None if own_journal is None else Earlier(shelf, service, adopt, own_journal)
+    finding = Finding(shelf, service, adopt, clock.now_s, journal, earlier)
     context = Context(
         config, clock, service, metrics, pulse, shelf, finding, dict(inject or {}), document(table.routes)
     )
@@ -113,10 +120,14 @@ class Gateway:
         failure = failure_of(shutting_down())
         self.context.pulse.fail(failure, lambda stream: stream.is_kept or finding.is_mirrored(stream))
 
-    def adopt(self, stream: Stream) -> None:
-        """One that an earlier life of this gateway left: it can be read on here, and goes on for its grace."""
+    def adopt(self, stream: Stream, grace_s: float | None = None) -> None:
+        """One that an earlier life of this gateway left: it can be read on here, and goes on for its grace, which its
+        client may have chosen. Its readers did not leave it: all get the time that anybody has to come back."""
         context = self.context
-        context.shelf.put(stream, context.service, grace_s=context.config.disconnect_grace_s)
+        common_s = context.config.disconnect_grace_s
+        grace_s = common_s if grace_s is None else grace_s
+        audience = context.shelf.put(stream, context.service, grace_s=grace_s)
+        audience.wait(context.clock.now_s() + max(0.0, common_s - grace_s))
         if not stream.is_ended:
             task = asyncio.get_running_loop().create_task(self._outlive(stream))
             self._adopted.add(task)
@@ -168,6 +179,8 @@ class Gateway:
             headers = plain_headers(scope["headers"])
         except HeadraceError as refused:
             headers, error = {}, refused
+        # They are read: an answer that takes long need not keep them twice.
+        scope["headers"] = ()
         began_s = scope.get("state", _NONE).get("began_s", now_s)
         exchange = Exchange(
             scope, receive, send, self.context, headers, request_id=_request_id(headers), began_s=began_s
@@ -224,8 +237,8 @@ class Gateway:
     def _finish(self, exchange: Exchange, route: Route | None) -> None:
         """The books: stages, counts, one line in the log."""
         context = self.context
-        now_s = context.clock.now_s()
-        seconds = exchange.stages.close(now_s)
+        over_s = exchange.over_s(context.clock.now_s())
+        seconds = exchange.stages.close(over_s)
         stream, caller = exchange.answered, exchange.caller
         if stream is not None:
             context.service.finished(stream, exchange.stages)
@@ -237,7 +250,7 @@ class Gateway:
             tenant=caller.tenant if caller is not None else "",
             model=stream.model if stream is not None else "",
             status=exchange.status or CLIENT_GONE,
-            wall_s=now_s - exchange.began_s,
+            wall_s=over_s - exchange.began_s,
             stages=seconds if stream is not None else {},
             prompt_tokens=ending.usage.prompt_tokens if ending is not None else 0,
             completion_tokens=ending.usage.completion_tokens if ending is not None else 0,

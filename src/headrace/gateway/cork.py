@@ -5,6 +5,7 @@ answer a second system call, and its client a second wake-up.
 """
 
 import asyncio
+from time import monotonic
 from typing import Any
 
 _HEAD = b"HTTP/1.1 "
@@ -12,29 +13,33 @@ _INTERIM = b"HTTP/1.1 100"
 
 
 class Corked:
-    """Stands for the transport it is given, in all but writing. `written_bytes` is what was given to it."""
+    """Stands for the transport it is given, in all but writing. `written_bytes` is what was given to it, and `given_s`
+    when the last of that was about to be: what its reader has is never older."""
 
-    __slots__ = ("_held", "_transport", "is_closing", "written_bytes")
+    __slots__ = ("_held", "_transport", "given_s", "is_closing", "written_bytes")
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._held = b""
         self.written_bytes = 0
+        self.given_s = 0.0
         self.is_closing = transport.is_closing
 
     def write(self, data: bytes) -> None:
         self.written_bytes += len(data)
         if self._held:
             held, self._held = self._held, b""
-            self._transport.write(held + data)
+            data = held + data
         elif data.startswith(_HEAD) and not data.startswith(_INTERIM):
             self._held = data
-        else:
-            self._transport.write(data)
+            return
+        self.given_s = monotonic()
+        self._transport.write(data)
 
     def flush(self) -> None:
         if self._held:
             held, self._held = self._held, b""
+            self.given_s = monotonic()
             self._transport.write(held)
 
     def write_eof(self) -> None:

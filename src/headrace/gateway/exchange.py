@@ -56,7 +56,7 @@ class Exchange:
     """
 
     __slots__ = (
-        "_began_s", "_first_s", "_last_s", "_query", "_receive", "_scope", "_send", "_streamed", "caller", "context",
+        "_began_s", "_first_s", "_is_sent", "_last_s", "_query", "_receive", "_scope", "_send", "_streamed", "caller", "context",
         "cors", "has_taken_id", "headers", "path_params", "request_id", "route", "stages", "status",
     )  # fmt: skip
 
@@ -90,6 +90,8 @@ class Exchange:
         # Of the answer; 0 while there is none.
         self.status = 0
         self._query: dict[str, str] | None = None
+        # The whole answer was handed to the connection, and with that the request was over.
+        self._is_sent = False
         self._streamed: Stream | None = None
         self._first_s: float | None = None
         self._last_s: float | None = None
@@ -128,6 +130,13 @@ class Exchange:
     @property
     def last_s(self) -> float | None:
         return self._last_s
+
+    def over_s(self, now_s: float) -> float:
+        """When the request was over: when the last bytes of its answer were handed to the connection, where that was
+        its end and the connection can tell. From there on its client may have them and be gone, before anything else
+        is done here."""
+        given_s = self._scope.get("state", {}).get("given_s") if self._is_sent else None
+        return now_s if given_s is None else min(given_s(), now_s)
 
     @property
     def query(self) -> Mapping[str, str]:
@@ -183,6 +192,7 @@ class Exchange:
         self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        self._is_sent = True
 
     async def stream(self, stream: Stream, *, is_scored: bool = False) -> None:
         """Answer with the stream as server-sent events, until its terminal frame or until the client is gone; others
@@ -195,6 +205,7 @@ class Exchange:
         sender = self._sender_to(peer, audience, is_opening=True, is_scored=is_scored)
         try:
             await sender.run()
+            self._is_sent = peer.gone_s is None and stream.is_ended
         except asyncio.CancelledError:
             audience.cancel("cancelled")
             raise
@@ -252,10 +263,14 @@ class Exchange:
         finally:
             peer.close()
 
+    @property
+    def chosen_grace_s(self) -> float | None:
+        """How long generation goes on without a client, where that said so."""
+        return _GRACES.get(self.headers.get(_ON_DISCONNECT, ""))
+
     def _grace_s(self, default_s: float) -> float:
-        """How long generation goes on without a client: the client may say."""
-        wanted = self.headers.get(_ON_DISCONNECT)
-        return _GRACES.get(wanted, default_s) if wanted else default_s
+        chosen_s = self.chosen_grace_s
+        return default_s if chosen_s is None else chosen_s
 
     async def _start_events(self) -> None:
         self.status = 200

@@ -18,11 +18,12 @@ from headrace.gateway.exchange import Exchange
 from headrace.gateway.feed import Feed, Line, Wording
 from headrace.gateway.peer import Receive
 from headrace.gateway.schemas.sampling import GenerationFields
-from headrace.gateway.websocket.messages import Resume, Start
+from headrace.gateway.websocket.messages import Cancel, Resume, Start
 from headrace.streams.audience import Audience
 from headrace.streams.stream import Stream
 
 T = TypeVar("T")
+Asked = Start | Resume | Cancel
 _APIS: Mapping[str, bytes] = {"chat": b"/v1/chat/completions", "completions": b"/v1/completions"}
 _NOTHING: Mapping[str, str] = {}
 
@@ -53,11 +54,11 @@ class FedExchange(Exchange):
     __slots__ = ("_line", "asked", "feed", "presence")
     # What it is known as in the books, once it was routed as what it asks for: a path, and a word for each kind.
     path: ClassVar[str]
-    words: ClassVar[tuple[str, str]]
+    words: ClassVar[Mapping[type[Asked], str]]
 
     def __init__(
         self,
-        asked: Start | Resume,
+        asked: Asked,
         line: Line,
         context: Context,
         headers: Mapping[str, str],
@@ -75,8 +76,11 @@ class FedExchange(Exchange):
             scope |= {"method": "POST", "raw_path": _APIS[asked.api]}
             body, asked = bytes(asked.body), msgspec.structs.replace(asked, body=msgspec.Raw())
         else:
-            scope |= {"method": "GET", "raw_path": b"/v1/streams/" + asked.stream.encode()}
-            scope["query_string"] = b"after=%d" % asked.after
+            scope["raw_path"] = b"/v1/streams/" + asked.stream.encode()
+            if isinstance(asked, Resume):
+                scope |= {"method": "GET", "query_string": b"after=%d" % asked.after}
+            else:
+                scope["method"] = "DELETE"
         # Without its body, which may be large and is needed once.
         self.asked = asked
         # The id is given where those of all requests are.
@@ -108,6 +112,11 @@ class FedExchange(Exchange):
         self.refused(error)
         self.over()
 
+    async def send_raw(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        """It is done, and there is nothing to say of it."""
+        self._name(status)
+        self.over()
+
     async def stream(self, stream: Stream, *, is_scored: bool = False) -> None:
         self._streamed = stream
         context = self.context
@@ -126,6 +135,7 @@ class FedExchange(Exchange):
     async def _tell(
         self, audience: Audience, *, after: int = 0, is_opening: bool = False, is_scored: bool = True
     ) -> None:
+        assert not isinstance(self.asked, Cancel)
         peer = self._peer()
         try:
             feed = Feed(
@@ -144,18 +154,17 @@ class FedExchange(Exchange):
             self._name(200)
             self.fed(audience.stream, feed)
             await feed.run()
-            self.over()
         finally:
             peer.close()
             if self.feed is not None:
                 self._first_s, self._last_s = self.feed.first_s, self.feed.last_s
+                self.over()
 
     def _name(self, status: int) -> None:
         """From here on it is known as what it is."""
         self.status = status
         self.route = self.path
-        word = self.words[0] if isinstance(self.asked, Start) else self.words[1]
-        self._scope = {**self._scope, "method": word, "raw_path": self.path.encode()}
+        self._scope = {**self._scope, "method": self.words[type(self.asked)], "raw_path": self.path.encode()}
 
 
 def _once(body: bytes) -> Receive:

@@ -2,7 +2,7 @@
 waiting: by its window, or by not reading. How a frame is worded is its face's matter (`Wording`).
 
 Every record that says something is a frame of its own, whenever it is read: what a client hears does not depend on
-time. What becomes of the stream when readers leave, or when all of them wait, is the audience's matter.
+time.
 """
 
 from collections.abc import Sequence
@@ -11,13 +11,11 @@ from typing import Protocol
 from headrace.core.errors import InvalidInput
 from headrace.core.stages import Stage, StageClock
 from headrace.gateway.context import Context
-from headrace.gateway.errors import failure_of
 from headrace.gateway.peer import Peer
-from headrace.gateway.sender import LARGE_FRAME, UNREAD
+from headrace.gateway.telling import UNREAD, Telling
 from headrace.gateway.window import Window
 from headrace.streams.audience import Audience
 from headrace.streams.record import Failure, Record
-from headrace.streams.stream import Stream
 
 MAX_FRAMES_PER_WRITE = 64
 # How long a reader takes nothing before its sequences may be paused for it: a pause gives up the slot.
@@ -47,13 +45,8 @@ class Wording(Protocol):
         """Of the ending, or of a reader that is broken off by `failure` behind this record."""
 
 
-class Feed:
-    """`is_opening`: the stream is this request's, and ends if it cannot be worded. `is_scored`: frames may be large."""
-
-    __slots__ = (
-        "_audience", "_behind_s", "_context", "_cursor", "_failure", "_is_opening", "_is_scored", "_line",
-        "_peer", "_reader", "_stages", "_stream", "_stuck_s", "_window", "_wording", "first_s", "last_s",
-    )  # fmt: skip
+class Feed(Telling):
+    __slots__ = ("_cursor", "_line", "_stuck_s", "_window", "_wording")
 
     def __init__(
         self,
@@ -69,44 +62,13 @@ class Feed:
         is_opening: bool = False,
         is_scored: bool = True,
     ) -> None:
-        self._audience = audience
-        self._stream = audience.stream
-        self._stages = stages
-        self._context = context
-        self._peer = peer
+        super().__init__(audience, stages, context, peer, after=after, is_opening=is_opening, is_scored=is_scored)
         self._line = line
-        self._is_opening = is_opening
-        self._is_scored = is_scored
-        self._reader = audience.enter(after)
         self._window = Window(window, after)
         self._wording = wording
-        self._failure: Failure | None = None
         # Since when nothing could be said that there was to say, and from where on.
         self._stuck_s: float | None = None
         self._cursor = after
-        self._behind_s: float | None = None
-        # When the first and the last frame was given to the connection.
-        self.first_s: float | None = None
-        self.last_s: float | None = None
-
-    @property
-    def stream(self) -> Stream:
-        return self._stream
-
-    async def run(self) -> None:
-        """Until the end was said, or nobody is there to hear it."""
-        self._context.pulse.add(self)
-        try:
-            await self._pump()
-        except Exception as error:
-            if self._is_opening:
-                self._audience.cancel("internal_error")
-            self._break_off(failure_of(error))
-            raise
-        finally:
-            self._context.pulse.discard(self)
-            gone_s = self._peer.gone_s
-            self._audience.leave(self._reader, self._context.clock.now_s() if gone_s is None else gone_s)
 
     def ack(self, number: int) -> None:
         """InvalidInput where that frame was not said yet."""
@@ -135,7 +97,6 @@ class Feed:
             self._fail(failure)
 
     def tick(self, now_s: float) -> None:
-        """The bounds on what was not taken; called while `run` waits."""
         if self._failure is None and (self._is_stuck_too_long(now_s) or self._is_behind_too_long(now_s)):
             self._fail(UNREAD)
             self._audience.expel(self._reader, UNREAD.code, now_s)
@@ -146,7 +107,7 @@ class Feed:
             return self._line.say(self._wording.end(stream.records[-1]))
         while peer.gone_s is None:
             if self._failure is not None:
-                return self._break_off(self._failure)
+                return await self._end_with(self._failure)
             room = self._room()
             records = reader.take(room) if room else []
             if records:
@@ -165,17 +126,14 @@ class Feed:
             return 1
         return self._window.room(MAX_FRAMES_PER_WRITE)
 
-    async def _say(self, records: Sequence[Record]) -> None:
-        if self._is_scored and _num_scores(records) > LARGE_FRAME:
-            frames = await self._context.beside(self._wording.frames, records)
-        else:
-            frames = self._wording.frames(records)
+    async def _say(self, records: list[Record]) -> None:
+        frames = await self._word(self._wording.frames, records)
         messages = []
         for number, frame in frames:
             self._window.send(number)
             messages.append(frame)
         if records[-1].ending is not None:
-            self._stages.enter(Stage.CLIENT, self._context.clock.now_s())
+            self._enter_client()
             await self._context.delay(Stage.CLIENT)
             messages.append(self._wording.end(records[-1]))
         self._line.say(*messages)
@@ -183,13 +141,9 @@ class Feed:
             self.last_s = self._context.clock.now_s()
             self.first_s = self.first_s or self.last_s
 
-    def _break_off(self, failure: Failure) -> None:
-        """The end for a reader that is cut off here. What it did not hear is left out, so that the end has the number
-        of the last record it was told of: whoever resumes behind that misses nothing."""
-        stream = self._stream
-        if stream.is_ended:  # else others read on, and the time is not the client's yet
-            self._stages.enter(Stage.CLIENT, self._context.clock.now_s())
-        self._line.say(self._wording.end(Record(self._reader.cursor, ending=stream.ending), failure))
+    async def _end_with(self, failure: Failure) -> None:
+        self._enter_client()
+        self._line.say(self._wording.end(Record(self._reader.cursor, ending=self._stream.ending), failure))
 
     def _fail(self, failure: Failure) -> None:
         if self._failure is None:
@@ -210,26 +164,3 @@ class Feed:
             reader.is_held = True
             return now_s - self._stuck_s > self._context.config.max_unread_s
         return False
-
-    def _is_behind_too_long(self, now_s: float) -> bool:
-        """As readers of server-sent events: it takes something, and less than is said."""
-        config = self._context.config
-        unread_bytes = 0 if self._stream.is_ended else self._reader.unread_bytes
-        if unread_bytes <= config.max_unread_bytes // 2:
-            self._behind_s = None
-        elif self._behind_s is None:
-            self._behind_s = now_s if unread_bytes > config.max_unread_bytes else None
-        else:
-            return now_s - self._behind_s > config.max_unread_s
-        return False
-
-
-def _num_scores(records: Sequence[Record]) -> int:
-    return sum(
-        [
-            len(part.scores) * (1 + len(part.scores[-1].top))
-            for record in records
-            for part in record.parts
-            if part.scores
-        ]
-    )

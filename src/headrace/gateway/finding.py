@@ -2,7 +2,7 @@
 
 Owns what of others' streams is read here (`Mirror`), and the adoption of those whose gateway is gone. What another
 gateway speaks for is read along from the journal; that one is told so, and told to cancel it. Without a shared journal
-a stream is here or nowhere.
+a stream is here, or was left by an earlier life of this gateway, or is nowhere.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.core.errors import Expired, HeadraceError, InvalidInput, NotFound, Refused, Unreachable
+from headrace.gateway.earlier import Adopt, Earlier
 from headrace.streams.audience import Audience
 from headrace.streams.journal import Call, Kept, Name, SharedJournal
 from headrace.streams.journal import Expired as ExpiredThere
@@ -31,6 +32,8 @@ PATIENCE_S = 30.0
 RETRY_S = 0.2
 # Each holds a connection to Redis.
 MAX_MIRRORS = 1000
+# For how long streams are revived at a time: a few milliseconds each is what a long one takes.
+WORK_S = 0.01
 CANCELLED = "cancelled"
 LOST = Failure("stream_lost", "The rest of this stream is not kept any more.", 503)
 
@@ -65,15 +68,17 @@ class Finding:
         self,
         shelf: Shelf,
         speaker: Speaker,
-        adopt: Callable[[Stream], None],
+        adopt: Adopt,
         now_s: Callable[[], float],
         journal: SharedJournal | None = None,
+        earlier: Earlier | None = None,
     ) -> None:
         self._shelf = shelf
         self._speaker = speaker
         self._adopt = adopt
         self._now_s = now_s
         self._journal = journal
+        self._earlier = earlier
         self._mirrors: dict[Name, Mirror] = {}
         # Between a claim and the shelf a stream must not be claimed again.
         self._claiming = asyncio.Lock()
@@ -93,16 +98,17 @@ class Finding:
 
     async def find(self, tenant: str, id: str) -> Audience:
         """NotFound, Expired, or Unreachable where only the journal could know and does not answer."""
-        name = (tenant, id)
         try:
             return self._shelf.find(tenant, id)
         except NotFound:
-            if self._journal is None or self._shelf.is_taken(tenant, id):
+            if self._shelf.is_taken(tenant, id):
                 raise
-        if name not in self._mirrors:
-            async with self._claiming:
-                return await self._look(name, self._journal)
-        return self._mirrors[name].audience
+            if self._journal is None:
+                if self._earlier is None:
+                    raise
+                return await self._earlier.find(tenant, id)
+        mirror = self._mirrors.get((tenant, id))
+        return mirror.audience if mirror is not None else await self._look((tenant, id), self._journal)
 
     async def cancel(self, tenant: str, id: str) -> None:
         """Stop it, wherever it is made; one that is over stays as it is."""
@@ -117,6 +123,8 @@ class Finding:
 
     async def is_elsewhere(self, tenant: str, id: str) -> bool:
         """A stream of that id can be read, and not on this shelf. False where that is not known."""
+        if self._earlier is not None:
+            return await self._earlier.knows(tenant, id)
         if self._journal is None or self._is_away or not self._journal.is_keeping:
             return False
         with suppress(Unreachable):
@@ -125,6 +133,8 @@ class Finding:
 
     async def run(self) -> None:
         """Until cancelled: adopt what was left, hear what other gateways say, tell them what is read here."""
+        if self._earlier is not None:
+            await self._earlier.recover()
         if self._journal is None:
             return
         swept_s = -SWEEP_S
@@ -147,13 +157,21 @@ class Finding:
         """Speak for streams whose gateway is gone. Those that nobody comes back for end with their grace."""
         if self._journal is None:
             return
+        num_streams, rested_s = 0, self._now_s()
         async with self._claiming:
-            found = await self._journal.recover()
-            streams = [stream for kept in found if (stream := self._speaker.revive(kept)) is not None]
-            for stream in streams:
-                self._adopt(stream)
-        if streams:
-            _LOG.info("%d streams of a gateway that is gone can be read on here", len(streams))
+            for kept in await self._journal.recover():
+                try:
+                    stream = self._speaker.revive(kept)
+                    if stream is not None:
+                        self._adopt(stream, kept.birth.grace_s)
+                        num_streams += 1
+                except Exception:  # noqa: BLE001 - likewise: one stream must not keep the others away
+                    _LOG.exception("stream %s of a gateway that is gone cannot be read on", kept.birth.stream)
+                if self._now_s() - rested_s > WORK_S:
+                    await asyncio.sleep(0)  # there may be thousands, and others speak meanwhile
+                    rested_s = self._now_s()
+        if num_streams:
+            _LOG.info("%d streams of a gateway that is gone can be read on here", num_streams)
 
     async def close(self) -> None:
         tasks = [mirror.following for mirror in self._mirrors.values() if mirror.following is not None]
@@ -161,23 +179,33 @@ class Finding:
             task.cancel()
         await asyncio.gather(*tasks, *self._telling, return_exceptions=True)
 
-    async def _look(self, name: Name, journal: SharedJournal) -> Audience:
-        """With the lock: nobody else of this gateway claims it meanwhile."""
+    def _at_hand(self, name: Name) -> Audience | None:
+        """Others may have looked for it as well."""
         with suppress(NotFound):
             return self._shelf.find(*name)
-        if name in self._mirrors:
-            return self._mirrors[name].audience
+        mirror = self._mirrors.get(name)
+        return None if mirror is None else mirror.audience
+
+    async def _look(self, name: Name, journal: SharedJournal) -> Audience:
+        """In the journal. Who asks for what is not there keeps nobody else waiting."""
         if self._is_away or not journal.is_keeping:
             raise Unreachable("This stream cannot be looked for now: the journal does not answer.")
         kept = await self._kept(name, journal)
-        is_open = kept.records[-1].ending is None
-        if is_open and self._now_s() >= self._settled_s and await journal.claim(*name, kept.epoch):
-            stream = self._speaker.revive(await self._kept(name, journal))
+        if kept.records[-1].ending is None and self._now_s() >= self._settled_s:
+            await self._claim(name, kept.epoch, journal)
+        found = self._at_hand(name)
+        return found if found is not None else self._reflect(name, kept, journal).audience
+
+    async def _claim(self, name: Name, epoch: int, journal: SharedJournal) -> None:
+        """Speak for it from now on, unless its owner lives or somebody here was quicker."""
+        async with self._claiming:
+            if self._at_hand(name) is not None or not await journal.claim(*name, epoch):
+                return
+            kept = await self._kept(name, journal)
+            stream = self._speaker.revive(kept)
             if stream is None:
                 raise NotFound("There is no such stream.")
-            self._adopt(stream)
-            return self._shelf.find(*name)
-        return self._reflect(name, kept, journal).audience
+            self._adopt(stream, kept.birth.grace_s)
 
     async def _kept(self, name: Name, journal: SharedJournal) -> Kept:
         kept = await journal.find(*name)
@@ -216,6 +244,9 @@ class Finding:
                 await asyncio.sleep(RETRY_S)
         if not stream.is_ended:
             stream.abandon(LOST)
+            mirror = self._mirrors.get(name)
+            if mirror is not None and mirror.audience.stream is stream:
+                del self._mirrors[name]  # who asks again may find it
 
     async def _converse(self, journal: SharedJournal) -> None:
         for call in await journal.calls():

@@ -109,6 +109,11 @@ class FencedProtocol(HttpToolsProtocol):
         elif self._has_eof:
             self.transport.close()
 
+    def given_s(self) -> float:
+        """When the connection was given the last bytes of an answer."""
+        given_s: float = self.transport.given_s  # type: ignore[attr-defined]
+        return given_s
+
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
@@ -198,7 +203,9 @@ class FencedProtocol(HttpToolsProtocol):
         self._in_head = self._is_begun = True
         self._has_cycle = False
         self._num_headers = self._header_bytes = self._num_chunks = self._body_bytes = 0
-        self.scope["state"].update(began_s=monotonic(), abort=self.transport.abort, watch=self.watch)
+        self.scope["state"].update(
+            began_s=monotonic(), abort=self.transport.abort, watch=self.watch, given_s=self.given_s
+        )
         if self._early is not None:
             self.scope["state"]["offer"] = self
 
@@ -248,6 +255,7 @@ class FencedProtocol(HttpToolsProtocol):
         if self._is_offer:
             return
         super().on_message_complete()
+        self.headers = []
         self._in_head, self._is_begun, self._has_cycle = True, False, False
         self._wire_bytes = 0
         self._disarm()

@@ -3,7 +3,7 @@
 Frames are the dialect's, the last one with its `[DONE]` as well; the journal keeps what was not sent. Every record is a
 frame of its own, however many are written at once, so that the bytes do not depend on when they were read; only a
 reader that lags gets records merged. The status line waits for the first frame, so that what fails before it is an
-answer with a status of its own. What becomes of the stream when readers leave is the audience's matter.
+answer with a status of its own.
 """
 
 import asyncio
@@ -13,12 +13,12 @@ from msgspec.structs import replace
 
 from headrace.core.stages import Stage, StageClock
 from headrace.gateway.context import Context
-from headrace.gateway.errors import StreamFailed, failure_of
+from headrace.gateway.errors import StreamFailed
 from headrace.gateway.peer import Peer, Send
+from headrace.gateway.telling import UNREAD, Telling
 from headrace.streams.audience import Audience
 from headrace.streams.reader import merge
 from headrace.streams.record import Ending, Failure, Record, Usage
-from headrace.streams.stream import Stream
 
 PING = b": ping\n\n"
 # A reader lags when more records than this came while one write waited for it: it gets what it missed as one frame.
@@ -27,19 +27,12 @@ MAX_MISSED = 8
 MAX_FRAMES_PER_WRITE = 256
 # Records that become one frame.
 MAX_MERGED = 4096
-# Scores, each with its alternatives, that are worded within a millisecond or two; more are in a thread.
-LARGE_FRAME = 1000
 # How long an error frame may take to leave before the connection is cut.
 LAST_WORDS_S = 2.0
-UNREAD = Failure("client_too_slow", "The client did not read its stream in time.", 408)
 
 
-class Sender:
-    __slots__ = (
-        "_abort", "_audience", "_behind_s", "_context", "_failed_s", "_failure", "_is_lagging", "_is_opening", "_is_scored",
-        "_is_started", "_peer", "_reader", "_send", "_stages", "_start", "_stream", "_writing_s", "_wrote_s",
-        "first_s", "last_s",
-    )  # fmt: skip
+class Sender(Telling):
+    __slots__ = ("_abort", "_failed_s", "_is_lagging", "_is_started", "_send", "_start", "_writing_s", "_wrote_s")
 
     def __init__(
         self,
@@ -55,63 +48,32 @@ class Sender:
         is_opening: bool = True,
         is_scored: bool = False,
     ) -> None:
-        """`start` sends the status line and headers, `abort` cuts the connection. `is_opening`: the stream is this
-        request's, and ends if it cannot be worded; others read from the frame behind `after`."""
-        self._audience = audience
-        self._stream = audience.stream
-        self._stages = stages
-        self._context = context
-        self._peer = peer
+        """`start` sends the status line and headers, `abort` cuts the connection."""
+        super().__init__(audience, stages, context, peer, after=after, is_opening=is_opening, is_scored=is_scored)
         self._send = send
         self._start = start
         self._abort = abort
-        self._is_opening = is_opening
-        self._is_scored = is_scored
-        self._reader = audience.enter(after)
         self._is_started = False
-        self._failure: Failure | None = None
         self._failed_s = 0.0
-        # Since when more is unread than the bound, and whether the last write waited while much was said.
-        self._behind_s: float | None = None
+        # Whether the last write waited while much was said.
         self._is_lagging = False
         self._wrote_s = context.clock.now_s()
         # Since when a write waits for the client to take what it was sent before.
         self._writing_s: float | None = None
-        # When the first and the last of what the model said was taken by the transport.
-        self.first_s: float | None = None
-        self.last_s: float | None = None
-
-    @property
-    def stream(self) -> Stream:
-        return self._stream
 
     @property
     def is_done(self) -> bool:
         """There is nothing to be sent, and there will be nothing."""
         return self._reader.is_done
 
-    def close(self) -> None:
-        """It reads no more."""
-        gone_s = self._peer.gone_s
-        self._audience.leave(self._reader, self._context.clock.now_s() if gone_s is None else gone_s)
+    @property
+    def _has_begun(self) -> bool:
+        return self._is_started
 
     async def run(self) -> None:
-        """Until the terminal frame was taken by the transport, or nobody is there to take it."""
-        self._context.pulse.add(self)
         try:
-            await self._pump()
-        except StreamFailed:
-            raise
-        except Exception as error:
-            if self._is_opening:
-                self._audience.cancel("internal_error")
-            if not self._is_started:
-                raise
-            await self._end_with(failure_of(error))
-            raise
+            await super().run()
         finally:
-            self._context.pulse.discard(self)
-            self.close()
             # Both are of the exchange that holds this: a cycle would keep all of the request until a collection.
             del self._start, self._abort
 
@@ -137,12 +99,9 @@ class Sender:
         if coalesce_s > 0.0:
             records = await self._gather(records, coalesce_s)
         is_last = records[-1].ending is not None
-        if self._is_scored and _num_scores(records) > LARGE_FRAME:
-            data = await self._context.beside(self._worded, records)
-        else:
-            data = self._worded(records)
+        data = await self._word(self._worded, records)
         if is_last:
-            await self._enter_client(records)
+            await self._wait_for_client(records)
         elif self.first_s is None:
             await self._write(data)
             self.first_s = self._wrote_s
@@ -171,11 +130,11 @@ class Sender:
         await asyncio.sleep(left_s)
         return records + self._reader.take()
 
-    async def _enter_client(self, records: list[Record]) -> None:
+    async def _wait_for_client(self, records: list[Record]) -> None:
         ending = records[-1].ending
         assert ending is not None
-        self._stages.enter(Stage.CLIENT, self._context.clock.now_s())
-        if ending.failure is not None and records[0].number == len(records) == 1 and not self._is_started:
+        self._enter_client()
+        if ending.failure is not None and len(self._stream.records) == 1 and not self._is_started:
             raise StreamFailed(ending.failure)
         await self._context.delay(Stage.CLIENT)
 
@@ -191,10 +150,7 @@ class Sender:
         self._wrote_s = self._context.clock.now_s()
 
     async def _end_with(self, failure: Failure) -> None:
-        """The terminal frame for a reader that this end breaks off. What it did not read before is left out, so that
-        the frame has the number of the last one it was sent: whoever resumes behind that misses nothing."""
-        if self._stream.is_ended:  # else others read on, and the time is not the client's yet
-            self._stages.enter(Stage.CLIENT, self._context.clock.now_s())
+        self._enter_client()
         if not self._is_started:
             raise StreamFailed(failure)
         ending = replace(self._stream.ending or Ending(Usage()), failure=failure)
@@ -202,37 +158,22 @@ class Sender:
         await self._write(frame, more=False)
 
     def tick(self, now_s: float) -> None:
-        """Heartbeats, and the bound on what was not read; called while `run` waits or writes."""
+        """Heartbeats as well. A reader that does not take what it is sent is cut off alone; the stream goes on if there
+        are others."""
+        config, writing_s = self._context.config, self._writing_s
         if self._failure is not None:
             if now_s - self._failed_s > LAST_WORDS_S:
                 self._abort()
-        else:
-            self._bound_unread(now_s)
-            if now_s - self._wrote_s >= self._context.config.heartbeat_s:
-                self._peer.wake()
-
-    def _bound_unread(self, now_s: float) -> None:
-        """A stream that has ended waits for its readers as long as they take anything."""
-        config = self._context.config
-        if self._writing_s is not None and now_s - self._writing_s > config.max_unread_s:
-            return self._expel(now_s)
-        unread_bytes = 0 if self._stream.is_ended else self._reader.unread_bytes
-        if self._behind_s is None:
-            if unread_bytes > config.max_unread_bytes:
-                self._behind_s = now_s
-        elif unread_bytes <= config.max_unread_bytes // 2:
-            self._behind_s = None
-        elif now_s - self._behind_s > config.max_unread_s:
-            self._expel(now_s)
-
-    def _expel(self, now_s: float) -> None:
-        """This reader alone is cut off; the stream goes on if there are others."""
-        self._break_off(UNREAD, now_s)
-        self._audience.expel(self._reader, UNREAD.code, now_s)
+            return
+        is_stuck = writing_s is not None and now_s - writing_s > config.max_unread_s
+        if is_stuck or self._is_behind_too_long(now_s):
+            self._break_off(UNREAD, now_s)
+            self._audience.expel(self._reader, UNREAD.code, now_s)
+        if now_s - self._wrote_s >= config.heartbeat_s:
+            self._peer.wake()
 
     def fail(self, failure: Failure) -> None:
-        """The stream ends for everybody, and here with this. Where the client does not take it, the connection is cut
-        soon after."""
+        """Where the client does not take it, the connection is cut soon after."""
         if self._failure is None:
             self._break_off(failure, self._context.clock.now_s())
             self._audience.cancel(failure.code)
@@ -241,9 +182,3 @@ class Sender:
         self._failure = failure
         self._failed_s = now_s
         self._peer.wake()
-
-
-def _num_scores(records: list[Record]) -> int:
-    return sum(
-        len(part.scores) * (1 + len(part.scores[-1].top)) for record in records for part in record.parts if part.scores
-    )

@@ -76,6 +76,7 @@ async def serve(
     certificate = None
     if config.tls_cert is not None and config.tls_key is not None:
         certificate = Certificate(config.tls_cert, config.tls_key)
+    _bound_unsent(sockets, config.max_unsent_bytes)
     server = _Server(_uvicorn_config(app, config, certificate))
     tasks = [asyncio.create_task(app.context.pulse.run()), asyncio.create_task(server.watch_unsent(config))]
     if certificate is not None:
@@ -111,6 +112,15 @@ async def serve(
         for task in (*tasks, stopping, retiring):
             task.cancel()
         await asyncio.gather(*tasks, stopping, retiring, return_exceptions=True)
+
+
+def _bound_unsent(sockets: Sequence[socket.socket], size_bytes: int) -> None:
+    """Of every connection that is accepted from now on, which takes this over from the socket that listens. Left alone,
+    the system holds megabytes for a client that reads nothing, and it looks as if that had read them. What is on its
+    way to a client that does read is not counted, so that far ones are served as fast as before."""
+    for listening in sockets:
+        if listening.family in (socket.AF_INET, socket.AF_INET6) and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size_bytes)
 
 
 def _uvicorn_config(app: Gateway, config: GatewayConfig, certificate: Certificate | None) -> uvicorn.Config:

@@ -180,6 +180,6 @@ class CellStore:
         self._block_states[chosen] = np.where(written, WRITTEN, UNWRITTEN).reshape(-1, self.block_size)
 
     def _check_range(self, blocks: IndexArray) -> None:
-        if len(blocks) and not 0 <= blocks.min() <= blocks.max() < self.num_blocks:
+        if len(blocks) and blocks.view(np.uint64).max() >= self.num_blocks:  # as large numbers, negative ones are too
             bad = next(int(block) for block in blocks if not 0 <= block < self.num_blocks)
             raise MemoryCorrupted(f"block {bad} does not exist: there are {self.num_blocks}")

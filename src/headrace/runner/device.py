@@ -32,6 +32,7 @@ _FACTOR, _PEEK = np.array(FACTOR, np.uint64), np.array(PEEK, np.uint64)
 _ONE = np.array(1, np.int64)
 _WRITTEN = np.array(WRITTEN, np.uint8)
 _WRITTEN_BYTES, _UNWRITTEN_BYTES = bytes([WRITTEN]), bytes([UNWRITTEN])
+_TRUE = b"\x01"
 # A sampled id may lie this far outside the vocabulary (a fault) and still be computed on.
 SPARE_IDS = 8
 
@@ -145,19 +146,15 @@ class Device:
         who = f"slot {slot}, number {start.number}"
         if not 0 <= start.num_computed < len(ids):
             raise MemoryCorrupted(f"{who}: starts with {start.num_computed} of {len(ids)} ids computed")
-        if not 0 <= ids.min() <= ids.max() < self._vocab_size:
+        if ids.view(np.uint32).max() >= self._vocab_size:  # as large numbers, negative ones are too
             raise MemoryCorrupted(f"{who}: starts with an id outside the vocabulary")
         if len(blocks) > self.max_blocks:
             raise MemoryCorrupted(f"{who}: {len(blocks)} blocks are more than the context holds")
         num_shared = start.num_computed // size
         if num_shared > len(blocks):
             raise MemoryCorrupted(f"{who}: {start.num_computed} ids computed in {len(blocks)} blocks")
-        shared = blocks[:num_shared]
-        bad = self.store.first_unwritten(shared)
-        if bad is not None:
-            raise MemoryCorrupted(f"{who}: bad prefix hit: block {shared[bad]} at position {bad * size} is not written")
-        if self._verify_prefix and num_shared:
-            self._check_prefix(who, ids[: num_shared * size], shared)
+        if num_shared:
+            self._check_shared(who, ids[: num_shared * size], blocks[:num_shared])
         self.store.give(blocks[num_shared:], start.number)
         self._table[slot, 1:] = self._no_cell
         self._table[slot, 1 : len(blocks) + 1] = blocks * size
@@ -169,7 +166,13 @@ class Device:
         self._computed[slot] = start.num_computed
         self._keys[slot] = mix_int(mix_int(start.sampling.seed + PEEK) + start.choice)
 
-    def _check_prefix(self, who: str, ids: NDArray[np.int32], shared: IndexArray) -> None:
+    def _check_shared(self, who: str, ids: NDArray[np.int32], shared: IndexArray) -> None:
+        bad = self.store.first_unwritten(shared)
+        if bad is not None:
+            position = bad * self._block_size
+            raise MemoryCorrupted(f"{who}: bad prefix hit: block {shared[bad]} at position {position} is not written")
+        if not self._verify_prefix:
+            return
         wrong = np.flatnonzero(self.store.block_cells(shared) != self._chain.extend(ROOT, ids))
         if len(wrong):
             position = int(wrong[0])
@@ -211,6 +214,8 @@ class Device:
 
     def _compute_mixed(self, slots: IndexArray, starts: IndexArray, ends: IndexArray, samples: BoolArray) -> IndexArray:
         """Rows of all sizes: steps together, chunks one by one."""
+        if len(slots) == 1 and samples[0] and int(ends[0]) == self._lengths[slots[0]] and ends[0] - starts[0] > 1:
+            return np.array((self._compute_chunk(int(slots[0]), int(starts[0]), int(ends[0])),), np.int64)
         left = self._lengths[slots] - ends
         wrong = ((left == 0) != samples) | (left < 0) | (ends <= starts)
         if wrong.any():
@@ -235,14 +240,15 @@ class Device:
             self._refuse("read of a cell that is not written", slot, start - 1, previous)
         cells = self._span(slot, start, stop)
         slots, counts = np.full(len(cells), slot), np.arange(start + 1, stop + 1)
-        if (store.states[cells] != UNWRITTEN).any():
+        if store.states[cells].tobytes() != _UNWRITTEN_BYTES * len(cells):
             self._refuse_write(slots, counts, cells)
-        if (store.owners[cells - self._offsets[counts]] != self._numbers[slot]).any():
-            self._refuse_owner(slots, counts, cells - self._offsets[counts])
+        blocks = cells - self._offsets[start + 1 : stop + 1]
+        if _TRUE in (store.owners[blocks] != self._numbers[slot]).tobytes():
+            self._refuse_owner(slots, counts, blocks)
         store.values[cells] = self._chain.extend(int(store.values[previous]), self._ids[slot][start:stop])
         store.states[cells] = WRITTEN
         store.writers[cells] = counts
-        if (store.writers[cells] != counts).any():
+        if _TRUE in (store.writers[cells] != counts).tobytes():
             self._refuse_twice(slots, counts, cells)
         return int(cells[-1])
 

@@ -19,8 +19,8 @@ class LateSink:
     def take(self, replica: str, frame: Frame) -> None:
         self._later(lambda: self._sink.take(replica, frame))
 
-    def lost(self, replica: str, keys: Sequence[int]) -> None:
-        self._later(lambda: self._sink.lost(replica, keys))
+    def lost(self, replica: str, keys: Sequence[int], *, is_dead: bool = True) -> None:
+        self._later(lambda: self._sink.lost(replica, keys, is_dead=is_dead))
 
     def _later(self, deliver: Callable[[], None]) -> None:
         # Timers of the same instant may fire in any order: each delivers what has waited longest.

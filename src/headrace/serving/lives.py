@@ -195,18 +195,18 @@ class Lives:
                 log.exception("a token of request %s could not be told", life.stream.id)
                 self._break(life)
 
-    def lost(self, replica: str, keys: Sequence[int]) -> None:
+    def lost(self, replica: str, keys: Sequence[int], *, is_dead: bool = True) -> None:
         with self.held():
-            self._take_lost(replica, keys)
+            self._take_lost(replica, keys, is_dead)
 
-    def _take_lost(self, replica: str, keys: Sequence[int]) -> None:
+    def _take_lost(self, replica: str, keys: Sequence[int], is_dead: bool) -> None:
         found = [voice for key in keys if (voice := self._voices.pop(key, None)) is not None]
         for voice in found:
             voice.key = -1
         if self.seeker is not None:
             self.seeker.forget(found)
         by_life = _by_life(found)
-        culprits = self.rescue.judge(replica, by_life)
+        culprits = self.rescue.judge(replica, by_life) if is_dead else ()
         for life, voices in by_life.items():
             with self.guard(life):
                 if life in culprits:

@@ -17,7 +17,8 @@ MAX_ORDER_TOKENS = 1 << 20
 class Order(Struct, frozen=True):
     """Choices are numbered through: those of the first ask, then those of the second, and so on.
 
-    `streamed` is whether the client reads along. `counts`: every record says what was used up to it.
+    `streamed` is whether the client reads along. `counts`: every record says what was used up to it. `grace_s` is how
+    long it goes on without a reader, where the client said so.
     """
 
     request_id: str
@@ -26,6 +27,7 @@ class Order(Struct, frozen=True):
     dialect: Dialect
     streamed: bool = False
     counts: bool = False
+    grace_s: float | None = None
 
 
 def check_order(order: Order) -> None:

@@ -89,6 +89,10 @@ class Revival:
         life.revive(kept.records, order.numerics, age_s, now_s)
         return life
 
+    def recall(self, kept: Kept) -> Life:
+        """Both at once. Nobody else knows either yet: a thread may do it."""
+        return self.life(kept, self.stream(kept))
+
     def adopt(self, life: Life) -> None:
         """Find its sequences; what has nothing more to say ends here."""
         over = [voice for voice in life.live if voice.over is not None]

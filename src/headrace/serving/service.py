@@ -42,6 +42,8 @@ log = logging.getLogger("headrace.serving")
 MOVED = Failure("stream_moved", "Another gateway goes on with this stream: read it there.", 503)
 # As others say that a client closed the request.
 CANCELLED = 499
+# Records of a stream whose text state is not rebuilt within a few tens of milliseconds.
+LONG = 2000
 
 
 class Dialects(Protocol):
@@ -162,7 +164,7 @@ class Service:
         life = Life(stream, caller, stages, model, counts=order.counts)
         life.prepare(prepared)
         if order.streamed and not caller.no_log:
-            self._follow(life)
+            self._follow(life, order.grace_s)
         try:
             await self._placement.place(life)
         except BaseException:
@@ -175,12 +177,22 @@ class Service:
         self._open[stream] = life
         return stream
 
-    def revive(self, kept: Kept) -> Stream | None:
+    async def revive_beside(self, kept: Kept) -> Stream | None:
+        """As `revive`; where that takes long, others are served meanwhile."""
+        assert self._revival is not None, "what revives streams has a journal"
+        recalled = None
+        if len(kept.records) > LONG:
+            with suppress(Exception):  # it will be found again, and told
+                recalled = await asyncio.to_thread(self._revival.recall, kept)
+        return self.revive(kept, recalled)
+
+    def revive(self, kept: Kept, recalled: Life | None = None) -> Stream | None:
         """Speak for a stream that another life of this gateway, or another gateway, kept; None where that cannot be.
-        If it has not ended it goes on, and who put it up says `finished` when it has."""
+        If it has not ended it goes on, and who put it up says `finished` when it has. `recalled` is its life, where that
+        is known already."""
         assert self._scribe is not None and self._revival is not None, "what revives streams has a journal"
         try:
-            stream = self._revival.stream(kept)
+            stream = self._revival.stream(kept) if recalled is None else recalled.stream
         except Exception as error:  # noqa: BLE001 - a loop of the top: an older version's must not keep others away
             self._scribe.bury(kept.birth, len(kept.records) + 1, self._dead(kept, error))
             return None
@@ -188,7 +200,7 @@ class Service:
             return stream
         self._scribe.follow(stream)
         try:
-            life = self._revival.life(kept, stream)
+            life = self._revival.life(kept, stream) if recalled is None else recalled
         except Exception as error:  # noqa: BLE001 - likewise; it can be read as far as it came
             stream.end(Ending(Usage(), self._dead(kept, error)))
             return stream
@@ -211,7 +223,7 @@ class Service:
         log.error("stream %s of the journal cannot go on", kept.birth.stream, exc_info=error)
         return Failure("stream_lost", "this stream cannot go on after its gateway was lost", 503)
 
-    def _follow(self, life: Life) -> None:
+    def _follow(self, life: Life, grace_s: float | None) -> None:
         if self._scribe is None or self._dialects is None:
             return
         encode, stream, clock = self._dialects.encode, life.stream, self._clock
@@ -226,6 +238,7 @@ class Service:
                 stream.created_s,
                 save_order(life, life.age_s(clock.now_s()) - since_s),
                 encode(stream.dialect),
+                grace_s,
             )
 
         self._scribe.follow(stream, birth)

@@ -12,6 +12,9 @@ from headrace.core.errors import InvalidInput
 from headrace.streams.reader import Reader
 from headrace.streams.stream import Stream
 
+# How long it counts as read elsewhere after that was said; it is said twice a second.
+ELSEWHERE_S = 2.0
+
 
 class Owner(Protocol):
     """Who generates the stream."""
@@ -27,7 +30,7 @@ class Audience:
     """`grace_s` is how long the stream goes on without a reader; each of them may change it. `on_over` is called
     whenever the stream has ended and the last reader has left."""
 
-    __slots__ = ("_empty_s", "_is_paused", "_on_over", "_owner", "_readers", "grace_s", "stream")
+    __slots__ = ("_elsewhere_s", "_empty_s", "_is_paused", "_on_over", "_owner", "_readers", "grace_s", "stream")
 
     def __init__(
         self, stream: Stream, owner: Owner, now_s: float, *, grace_s: float, on_over: Callable[["Audience"], None]
@@ -38,6 +41,8 @@ class Audience:
         self._on_over = on_over
         self._readers: list[Reader] = []
         self._empty_s = now_s
+        # Until when it is read elsewhere, as far as is known.
+        self._elsewhere_s = now_s
         self._is_paused = False
 
     def __len__(self) -> int:
@@ -63,14 +68,20 @@ class Audience:
         self._empty_s = now_s
         if self.stream.is_ended:
             self._on_over(self)
-        elif self.grace_s <= 0.0:
+        elif self.grace_s <= 0.0 and now_s >= self._elsewhere_s:
             self._owner.cancel(self.stream, "disconnected")
         else:
             self._set_paused(False)
 
     def stay(self, now_s: float) -> None:
-        """It is read elsewhere: its grace begins now."""
+        """It is read elsewhere: it waits for nobody here, and its grace begins now."""
         self._empty_s = max(self._empty_s, now_s)
+        self._elsewhere_s = now_s + ELSEWHERE_S
+        self._set_paused(False)
+
+    def wait(self, until_s: float) -> None:
+        """Nobody left it, they were lost: its grace begins no sooner than then."""
+        self._empty_s = max(self._empty_s, until_s)
 
     def expel(self, reader: Reader, why: str, now_s: float) -> None:
         """It lags beyond its time, and does not count any more. A stream that nobody else reads is cancelled for that;
@@ -78,7 +89,8 @@ class Audience:
         if self.stream.is_ended or not self._remove(reader) or self._readers:
             return
         self._empty_s = now_s
-        self._owner.cancel(self.stream, why)
+        if now_s >= self._elsewhere_s:
+            self._owner.cancel(self.stream, why)
 
     def tick(self, now_s: float, max_unread_bytes: int) -> None:
         """To be called a few times a second."""
@@ -89,10 +101,10 @@ class Audience:
             unread_bytes = [reader.unread_bytes for reader in self._readers if not reader.is_held]
             least_bytes = min(unread_bytes, default=max_unread_bytes + 1)
             if least_bytes > max_unread_bytes:
-                self._set_paused(True)
+                self._set_paused(now_s >= self._elsewhere_s)
             elif least_bytes <= max_unread_bytes // 2:
                 self._set_paused(False)
-        elif now_s - self._empty_s >= self.grace_s:
+        elif now_s - self._empty_s >= self.grace_s and now_s >= self._elsewhere_s:
             self._owner.cancel(self.stream, "disconnected")
 
     def cancel(self, why: str) -> None:

@@ -5,13 +5,13 @@ so that nothing of a wrong shape becomes a record. Text may hold lone surrogates
 string travels as bytes, in an array of one, which tells it from a string.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
-from headrace.streams.journal import Birth, Entry
+from headrace.streams.journal import Birth, Entry, Name
 from headrace.streams.record import Alternative, CallDelta, Ending, Failure, Part, Record, Score, Usage
 
 # A string, or the bytes of one that UTF-8 cannot hold.
@@ -90,22 +90,66 @@ class _Birth(Struct, array_like=True, frozen=True):
     created_s: float
     order: bytes
     dialect: bytes
+    grace_s: float | None = None
 
 
-class _Entry(Struct, array_like=True, frozen=True):
+class _Closed(Struct, array_like=True, frozen=True, gc=False):
+    """An entry of which only the name is looked at: there are very many, and few are wanted."""
+
     tenant: _Text
     stream: _Text
-    record: _Record
-    birth: _Birth | None = None
+    record: Raw
+    birth: Raw = Raw()
 
 
-class _Append(Struct, array_like=True, frozen=True):
+class _ClosedAppend(Struct, array_like=True, frozen=True):
     at_s: float
-    entries: tuple[_Entry, ...]
+    entries: list[_Closed]
 
 
+class _Outline(Struct, array_like=True, frozen=True, gc=False):
+    number: int
+    step: Raw
+    age_s: Raw
+    parts: Raw
+    usage: Raw = Raw()
+    ending: Raw = Raw()
+
+
+class Glance(Struct, array_like=True, frozen=True, gc=False):
+    """What must be known of an entry to know where its stream lies, and whether it is over."""
+
+    tenant: _Text
+    stream: _Text
+    record: _Outline
+    birth: Raw = Raw()
+
+    @property
+    def name(self) -> Name:
+        return _text(self.tenant), _text(self.stream)
+
+    @property
+    def number(self) -> int:
+        return self.record.number
+
+    @property
+    def is_birth(self) -> bool:
+        return _is_there(self.birth)
+
+    @property
+    def is_end(self) -> bool:
+        return _is_there(self.record.ending)
+
+
+class _GlancedAppend(Struct, array_like=True, frozen=True):
+    at_s: float
+    entries: list[Glance]
+
+
+_NIL = b"\xc0"
 _ENCODER = msgspec.msgpack.Encoder()
-_APPENDS = msgspec.msgpack.Decoder(_Append)
+_CLOSED_APPENDS = msgspec.msgpack.Decoder(_ClosedAppend)
+_GLANCED_APPENDS = msgspec.msgpack.Decoder(_GlancedAppend)
 _RECORDS = msgspec.msgpack.Decoder(_Record)
 _BIRTHS = msgspec.msgpack.Decoder(_Birth)
 
@@ -115,13 +159,29 @@ def encode_append(entries: Sequence[Entry], at_s: float) -> bytes:
     return _encode((at_s, [_entry_tuple(entry) for entry in entries]))
 
 
-def decode_append(data: bytes) -> tuple[float, list[Entry]] | None:
-    """None: these bytes are not an append of this version."""
+def decode_entries_of(data: bytes, names: Collection[Name]) -> tuple[float, list[Entry]] | None:
+    """The time and the entries of these streams; of others nothing but the name is read. None: these bytes are not an
+    append of this version."""
     try:
-        found = _APPENDS.decode(data)
-        return found.at_s, [_entry(entry) for entry in found.entries]
+        found = _CLOSED_APPENDS.decode(data)
+        entries = []
+        for closed in found.entries:
+            name = (_text(closed.tenant), _text(closed.stream))
+            if name in names:
+                birth = _birth(_BIRTHS.decode(closed.birth)) if _is_there(closed.birth) else None
+                entries.append(Entry(*name, _record(_RECORDS.decode(closed.record)), birth))
+        return found.at_s, entries
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
+
+
+def glance_append(data: bytes) -> tuple[float, list[Glance]] | None:
+    """The time, and all entries without what was said. None: these bytes are not an append of this version."""
+    try:
+        found = _GLANCED_APPENDS.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return found.at_s, found.entries
 
 
 def encode_record(record: Record) -> bytes:
@@ -189,6 +249,7 @@ def _birth_tuple(birth: Birth) -> tuple[object, ...]:
         birth.created_s,
         birth.order,
         birth.dialect,
+        birth.grace_s,
     )
 
 
@@ -231,11 +292,6 @@ def _ending_tuple(ending: Ending) -> tuple[object, ...]:
     return (_usage_tuple(ending.usage), told, ending.stages)
 
 
-def _entry(entry: _Entry) -> Entry:
-    birth = None if entry.birth is None else _birth(entry.birth)
-    return Entry(_text(entry.tenant), _text(entry.stream), _record(entry.record), birth)
-
-
 def _birth(birth: _Birth) -> Birth:
     return Birth(
         _text(birth.stream),
@@ -245,6 +301,7 @@ def _birth(birth: _Birth) -> Birth:
         birth.created_s,
         birth.order,
         birth.dialect,
+        birth.grace_s,
     )
 
 
@@ -303,6 +360,10 @@ def _ending(ending: _Ending) -> Ending:
         ),
         ending.stages,
     )
+
+
+def _is_there(raw: Raw) -> bool:
+    return len(raw) > 0 and bytes(raw) != _NIL
 
 
 def _text(text: _Text) -> str:

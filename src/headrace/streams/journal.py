@@ -32,6 +32,8 @@ class Birth(Struct, frozen=True):
     order: bytes
     # The face's: how frames are worded.
     dialect: bytes
+    # How long it goes on without a reader, where its client said so.
+    grace_s: float | None = None
 
 
 class Entry(Struct, frozen=True):
@@ -78,13 +80,17 @@ class Journal(Protocol):
         """
 
     async def recover(self) -> list[Kept]:
-        """Streams that this gateway is to speak for from now on. To be asked before the first append.
+        """Streams that this gateway is to speak for from now on.
 
-        File: all of earlier lives that has not expired. Redis: those without an end whose owner is gone, each claimed;
-        to be asked again from time to time.
+        Those without an end, whose owner is gone. File: all that earlier lives left; to be asked once. Redis: those of
+        gateways whose lease is over, each claimed; to be asked again from time to time.
         """
 
-    async def find(self, tenant: str, stream: str) -> Kept | Expired | None: ...
+    async def find(self, tenant: str, stream: str) -> Kept | Expired | None:
+        """Ended or not, whoever owns it."""
+
+    async def knows(self, tenant: str, stream: str) -> bool:
+        """It is here, whoever owns it."""
 
     async def claim(self, tenant: str, stream: str, epoch: int) -> bool:
         """Own the stream from now on, if nobody has claimed it since `epoch` and its owner is gone."""
@@ -94,9 +100,6 @@ class Journal(Protocol):
 
 class SharedJournal(Journal, Protocol):
     """One that several gateways write. What is asked raises Unreachable while its server does not answer."""
-
-    async def knows(self, tenant: str, stream: str) -> bool:
-        """It is here, whoever owns it."""
 
     def tail(self, tenant: str, stream: str, after: int) -> AsyncIterator[Record]:
         """The records behind `after` of a stream that another gateway writes, as they come, up to the ending. Ends
@@ -124,6 +127,9 @@ class MemoryJournal:
 
     async def find(self, tenant: str, stream: str) -> Kept | Expired | None:
         return None
+
+    async def knows(self, tenant: str, stream: str) -> bool:
+        return False
 
     async def claim(self, tenant: str, stream: str, epoch: int) -> bool:
         return False

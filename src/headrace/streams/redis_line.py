@@ -24,6 +24,10 @@ _BATCH = 64
 _STOP_S = 0.05
 
 
+class _StoodStill(Exception):
+    """This process did, for so long that a reply seems to be late. That says nothing of the server."""
+
+
 class _Item(Generic[Tag]):
     __slots__ = ("data", "size_bytes", "tag", "tries")
 
@@ -101,6 +105,11 @@ class RedisLine(Generic[Tag]):
                 await self._converse()
             except (RedisError, OSError) as error:  # TimeoutError is an OSError
                 self._lower(str(error) or "it does not answer")
+            except _StoodStill:
+                continue  # whoever took our streams meanwhile is found out with what is sent again
+            except Exception:  # noqa: BLE001 - a loop of the top: without it every stream would wait for ever
+                _LOG.exception("the journal in Redis failed")
+                self._lower("it failed")
             await asyncio.sleep(_RETRY_S)
 
     async def _converse(self) -> None:
@@ -145,15 +154,21 @@ class RedisLine(Generic[Tag]):
             await self._more.wait()
 
     async def _read(self, connection: Any) -> None:
+        now_s = asyncio.get_running_loop().time
         while True:
             while not self._flying:
                 self._in_flight.clear()
                 await self._in_flight.wait()
             item = self._flying[0]
+            began_s = now_s()
             try:
                 async with asyncio.timeout(self._reply_s):
                     # It must not close the connection under the writer, which would then open another.
                     reply = await connection.read_response(disconnect_on_error=False)
+            except TimeoutError:
+                if now_s() - began_s > 2 * self._reply_s:
+                    raise _StoodStill from None
+                raise
             except NoScriptError:
                 raise  # the next greeting loads it
             except ResponseError:

@@ -1,13 +1,14 @@
 """The streams of one gateway, by tenant and id: the open ones, and for a while those that ended. Owns how long and how
 much is kept, and remembers of what is gone that it was here.
 
-What a tenant does not own is unknown to it, whether it exists or not.
+What a tenant does not own is unknown to it, whether it exists or not. Past the bound the oldest goes of the tenant that
+keeps most, so that nobody's streams push out another's that keeps less.
 """
 
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import Struct
 
@@ -42,6 +43,14 @@ class Kept:
     size_bytes: int
 
 
+@dataclass(slots=True)
+class _Share:
+    """What one tenant keeps, in the order in which they were over."""
+
+    size_bytes: int = 0
+    keys: dict[Key, None] = field(default_factory=dict)
+
+
 class Shelf:
     """Use from one event loop. `tick` is to be called a few times a second; `bounds` may be replaced at any time."""
 
@@ -53,6 +62,7 @@ class Shelf:
         self._open: dict[Key, Audience] = {}
         # In the order in which they were over.
         self._kept: OrderedDict[Key, Kept] = OrderedDict()
+        self._shares: dict[str, _Share] = {}
         self._expired: set[int] = set()
         self._expired_in_order: deque[int] = deque()
         self._size_bytes = 0
@@ -122,8 +132,7 @@ class Shelf:
             del self._open[key]
         kept = self._kept.get(key)
         if kept is not None and kept.audience.stream.is_moved:
-            del self._kept[key]
-            self._size_bytes -= kept.size_bytes
+            self._drop(key)
 
     def tick(self, now_s: float) -> None:
         unread_bytes = self.bounds.unread_bytes
@@ -150,6 +159,9 @@ class Shelf:
         now_s = self._now_s()
         kept = Kept(audience, now_s, stream.size_bytes + STREAM_BYTES)
         self._kept[key] = kept
+        share = self._shares.setdefault(stream.tenant, _Share())
+        share.keys[key] = None
+        share.size_bytes += kept.size_bytes
         self._size_bytes += kept.size_bytes
         self._trim(now_s)
 
@@ -157,11 +169,24 @@ class Shelf:
         """Readers of what goes here read on: it can only not be found."""
         while self._kept:
             key, kept = next(iter(self._kept.items()))
-            if not self._is_past(kept, now_s) and self._size_bytes <= self.bounds.size_bytes:
-                return
-            del self._kept[key]
-            self._size_bytes -= kept.size_bytes
+            if not self._is_past(kept, now_s):
+                break
+            self._drop(key)
             self._remember(hash(key))
+        while self._size_bytes > self.bounds.size_bytes and self._shares:
+            largest = max(self._shares.values(), key=lambda share: share.size_bytes)
+            key = next(iter(largest.keys))
+            self._drop(key)
+            self._remember(hash(key))
+
+    def _drop(self, key: Key) -> None:
+        kept = self._kept.pop(key)
+        self._size_bytes -= kept.size_bytes
+        share = self._shares[key[0]]
+        share.size_bytes -= kept.size_bytes
+        del share.keys[key]
+        if not share.keys:
+            del self._shares[key[0]]
 
     def _remember(self, expired: int) -> None:
         self._expired.add(expired)

@@ -144,7 +144,8 @@ class Stream:
         self._unpublished.clear()
         self.is_closed = self.is_moved = True
         if self.ending is None:  # also where one was written that is not kept
-            self._add(Record(len(self.records) + 1, ending=Ending(Usage(), failure)))
+            # It has the number of what was said last: elsewhere the next number is that of another record.
+            self._add(Record(len(self.records), ending=Ending(Usage(), failure)))
 
     def _add(self, record: Record) -> None:
         self.records.append(record)

@@ -4,6 +4,7 @@ Label values come from the configuration alone: a name that is not in it is coun
 can make series.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
@@ -152,6 +153,7 @@ class Metrics:
             yield from family.collect()
         yield GaugeMetricFamily("headrace_open_streams", "Answers that wait for a model", self._num_open())
         yield GaugeMetricFamily("headrace_loop_lag_seconds", "How late the event loop runs", self._lag_s())
+        yield GaugeMetricFamily("headrace_loop_tasks", "Tasks of the event loop", _num_tasks())
         keeping = "Whether what streams say is kept, to be read on after this gateway is gone"
         yield GaugeMetricFamily("headrace_journal_keeping", keeping, float(self._is_keeping()))
         process = GaugeMetricFamily("headrace_gateway", "Which of the gateways these figures are of", labels=("index",))
@@ -184,3 +186,11 @@ class Metrics:
 
 
 _STATUS_CLASSES = {1: "1xx", 2: "2xx", 3: "3xx", 4: "4xx", 5: "5xx"}
+
+
+def _num_tasks() -> int:
+    """Of the loop that asks; none where there is no loop."""
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:
+        return 0

@@ -77,12 +77,14 @@ def answer_batch(handlers: Mapping[str, Handler], payload: msgspec.Raw) -> list[
 
 def serve(channel: socket.socket, limits: Confinement) -> None:
     # Imported here: under the limits, and before the parent starts to count a job's time.
+    from headrace.text.former import Former
     from headrace.text.grammar_check import check_grammar
     from headrace.text.renderer import Renderer
 
     renderer = Renderer()
     handlers: dict[str, Handler] = {
         "render": renderer.render,
+        "form": Former(renderer).form,
         "describe": renderer.describe,
         "validate": check_grammar,
     }

@@ -6,6 +6,7 @@ a special token, whole or joined with its neighbours. Marks are lone surrogates,
 UTF-8 can hold.
 """
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 
@@ -15,7 +16,8 @@ from headrace.core.errors import InvalidModel
 from headrace.text.rendering import ROLES
 
 _FIRST_MARK = 0xD800
-_MAX_MARKS = 0x800
+_MAX_MARKS = 0x7FF
+_HALVES = ("head ", "tail ")
 
 # Of these the first argument is looked for in a text, so it must stay as it is; the others may be written.
 _SEEKING_METHODS = frozenset(
@@ -71,6 +73,15 @@ class Marks:
         texts.append(rendered[end:])
         _flush(texts, pieces)
         return pieces
+
+    def is_open(self, rendered: str, blank: str) -> bool:
+        """What stands for a text in it could be the role of a special token that the template assembles."""
+        halves = {mark: key.partition(" ")[0] for key, mark in self._mark_of.items() if key.startswith(_HALVES)}
+        pairs = itertools.pairwise(rendered)
+        return any(
+            (after == blank and halves.get(before) == "head") or (before == blank and halves.get(after) == "tail")
+            for before, after in pairs
+        )
 
     def restore(self, text: str) -> str:
         """The text with what its marks stand for."""

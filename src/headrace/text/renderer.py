@@ -6,7 +6,7 @@ that loops or grows beyond its output bound; the process it runs in does.
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
@@ -43,17 +43,23 @@ class CompiledTemplate:
     """One template, its literals marked."""
 
     def __init__(self, source: TemplateSource) -> None:
-        self._source = source
         self.marks = Marks(source.special_ids)
-        environment = _environment()
+        environment = self.environment()
         try:
             tree = environment.parse(source.text)
             mark_template(tree, self.marks)
+            self.rewrite(tree)
             code = environment.compile(tree)
         except (jinja2.TemplateSyntaxError, RecursionError, SyntaxError, ValueError, OverflowError) as error:
             raise InvalidModel(f"the chat template does not compile: {_brief(error)}") from None
         self._template = environment.template_class.from_code(environment, code, environment.globals)
         self._tokens = {"bos_token": self.marks.mark(source.bos_token), "eos_token": self.marks.mark(source.eos_token)}
+
+    def environment(self) -> ImmutableSandboxedEnvironment:
+        return as_transformers(ImmutableSandboxedEnvironment)
+
+    def rewrite(self, tree: nodes.Template) -> None:
+        """Once its literals are marked."""
 
     def render(self, job: RenderJob) -> list[str | int]:
         try:
@@ -66,8 +72,20 @@ class CompiledTemplate:
         return self._render(job, messages)
 
     def _render(self, job: RenderJob, messages: Sequence[Mapping[str, Any]]) -> list[str | int]:
+        parts: list[str] = []
+        room = job.max_chars
+        for part in self.written(job, messages):
+            room -= len(part)
+            if room < 0:
+                raise InvalidInput(f"the chat template writes more than {job.max_chars} characters")
+            parts.append(part)
+        return self.marks.split("".join(parts))
+
+    def written(self, job: RenderJob, messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        """What it writes, with marks, piece by piece."""
+
         def strftime_now(pattern: str) -> str:
-            return datetime.fromtimestamp(job.now_s, UTC).strftime(pattern)
+            return self.date(job.now_s, pattern)
 
         context = {
             **job.variables,
@@ -77,14 +95,10 @@ class CompiledTemplate:
             "add_generation_prompt": job.add_generation_prompt,
             "strftime_now": strftime_now,
         }
-        parts: list[str] = []
-        room = job.max_chars
-        for part in self._template.generate(context):
-            room -= len(part)
-            if room < 0:
-                raise InvalidInput(f"the chat template writes more than {job.max_chars} characters")
-            parts.append(part)
-        return self.marks.split("".join(parts))
+        return self._template.generate(context)
+
+    def date(self, now_s: float, pattern: str) -> str:
+        return datetime.fromtimestamp(now_s, UTC).strftime(pattern)
 
 
 class Renderer:
@@ -97,7 +111,10 @@ class Renderer:
 
     def render(self, payload: msgspec.Raw) -> list[str | int]:
         job = self._jobs.decode(payload)
-        template = self._template(bytes(job.source))
+        return self.rendered(self.template(bytes(job.source)), job)
+
+    def rendered(self, template: CompiledTemplate, job: RenderJob) -> list[str | int]:
+        """InvalidInput for whatever goes wrong."""
         try:
             return template.render(job)
         except Raised as error:
@@ -110,7 +127,7 @@ class Renderer:
 
     def describe(self, payload: msgspec.Raw) -> Traits:
         packed = bytes(payload)
-        template = self._template(packed)
+        template = self.template(packed)
         source = self._sources.decode(packed)
         bos_id = source.special_ids.get(source.bos_token)
         plain = _try(template, source, [_user("probe-user")])
@@ -130,7 +147,7 @@ class Renderer:
             content=content,
         )
 
-    def _template(self, packed: bytes) -> CompiledTemplate:
+    def template(self, packed: bytes) -> CompiledTemplate:
         found = self._compiled.pop(packed, None) or CompiledTemplate(self._sources.decode(packed))
         self._compiled[packed] = found
         if len(self._compiled) > MAX_TEMPLATES:
@@ -195,11 +212,9 @@ def _probe(
         return []
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    """As the models' authors know it from `transformers`."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, LoopControlExtension]
-    )
+def as_transformers(kind: type[ImmutableSandboxedEnvironment]) -> ImmutableSandboxedEnvironment:
+    """An environment as the models' authors know it from `transformers`."""
+    environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, LoopControlExtension])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise
     environment.globals["dict"] = _dict

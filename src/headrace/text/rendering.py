@@ -4,6 +4,8 @@ from typing import Any
 
 from msgspec import Raw, Struct
 
+from headrace.text.form import Form
+
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
@@ -30,6 +32,13 @@ class PackedJob(RenderJob, frozen=True, kw_only=True):
     """The same, its template in the form it is sent in: thousands of jobs have the same, and none looks into it."""
 
     source: Raw  # type: ignore[assignment]
+
+
+class Formed(Struct, frozen=True, array_like=True):
+    """A prompt, and the form of all prompts of its shape, if they have one."""
+
+    pieces: list[str | int]
+    form: Form | None = None
 
 
 class Traits(Struct, frozen=True):

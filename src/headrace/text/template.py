@@ -12,8 +12,9 @@ import msgspec
 from msgspec import Struct
 
 from headrace.core.errors import InvalidInput, InvalidModel
+from headrace.text.form import Forms, Shape, contents_of, shape_of
 from headrace.text.limited import LimitedPool
-from headrace.text.rendering import ROLES, PackedJob, TemplateSource, Traits
+from headrace.text.rendering import ROLES, Formed, PackedJob, TemplateSource, Traits
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 1_000
@@ -57,6 +58,7 @@ class ChatTemplate:
         self._pool = pool
         self._max_chars = max_chars
         self._traits: Traits | None = None
+        self._forms = Forms()
 
     async def describe(self) -> Traits:
         """What the template can say, found out by trying. InvalidModel: it does not compile, or does not end."""
@@ -76,7 +78,33 @@ class ChatTemplate:
         return self._traits
 
     async def render(self, conversation: Conversation) -> list[str | int]:
+        """By the template's own process, unless the form of such conversations is known."""
         job = self._job(conversation, await self.describe())
+        contents = None if job.tools or job.variables else contents_of(job.messages)
+        if contents is not None:
+            shape = shape_of(job.messages, add_generation_prompt=job.add_generation_prompt)
+            form = self._forms.find(shape)
+            if form is not None and form.fits(contents):
+                return form.fill(contents)
+            if shape not in self._forms:
+                return await self._learn(shape, job)
+        return await self._render(job)
+
+    async def _learn(self, shape: Shape, job: PackedJob) -> list[str | int]:
+        """Whoever comes meanwhile does not ask for it again. A form takes more time than a prompt, which may be too much:
+        then there is none."""
+        self._forms.file(shape, None)
+        try:
+            formed = await self._pool.call("form", job, Formed, subject="rendering the messages", param="messages")
+        except InvalidInput:
+            return await self._render(job)
+        except BaseException:
+            self._forms.forget(shape)
+            raise
+        self._forms.file(shape, formed.form)
+        return formed.pieces
+
+    async def _render(self, job: PackedJob) -> list[str | int]:
         return await self._pool.call(
             "render", job, list[str | int], subject="rendering the messages", param="messages", is_quick=True
         )

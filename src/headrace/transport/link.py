@@ -1,11 +1,15 @@
 """A link over a stream socket, whatever kind: writes of a loop turn leave together, reads are cut into messages.
 
-Owns one connection's buffers, deadlines and end. Knows neither addresses nor who may connect.
+Owns one connection's buffers, deadlines and end. Knows neither addresses nor who may connect. The loop's thread does
+everything but `post`, which writes past the loop where nothing waits to be written.
 """
 
 import asyncio
+import os
+import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 from headrace.transport.reception import Guest, Reception, log
@@ -40,11 +44,15 @@ class SocketLink(asyncio.Protocol):
         self._greeting = Greeting()
         self._parser = Parser(limits.max_message_bytes)
         self._encoder = Encoder(limits.max_message_bytes)
+        # Held for all of this, which `post` shares. A transport may call back while it is written to.
+        self._lock = threading.RLock()
         self._batch = bytearray()
         self._queue: deque[memoryview] = deque()
         self._unsent_bytes = 0
         self._is_flush_due = False
         self._is_paused = False
+        # The socket, while it may be written to past the transport; else -1.
+        self._fd = -1
         self._timer: asyncio.TimerHandle | None = None
         self._partial_since_s = 0.0
         self.greeted: asyncio.Future[str] = loop.create_future()
@@ -67,12 +75,32 @@ class SocketLink(asyncio.Protocol):
     def send(self, message: Any) -> None:
         if self._why:
             return
-        self._unsent_bytes += self._encoder.append(message, self._batch)
+        with self._lock:
+            self._unsent_bytes += self._encoder.append(message, self._batch)
         if self.pending_bytes > self._limits.max_pending_bytes:
-            self.fail(f"more than {self._limits.max_pending_bytes} bytes wait for the other end to read")
+            self._fail_full()
         elif not self._is_flush_due:
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
+
+    def post(self, message: Any) -> None:
+        with self._lock:
+            if self._why:
+                return
+            encoded = bytearray()
+            self._encoder.append(message, encoded)
+            rest = memoryview(encoded)
+            if self._is_clear:
+                with suppress(OSError):  # full, or broken: the transport finds out
+                    rest = rest[os.write(self._fd, rest[:_CHUNK_BYTES]) :]
+            if not rest:
+                return
+            self._close_batch()
+            self._queue.append(rest)
+            self._unsent_bytes += len(rest)
+            is_full = self._unsent_bytes > self._limits.max_pending_bytes
+        with suppress(RuntimeError):  # the loop is closed, and the link with it
+            self._loop.call_soon_threadsafe(self._fail_full if is_full else self._flush)
 
     def close(self) -> None:
         """What was sent before still leaves, as far as the other end reads it in time."""
@@ -102,6 +130,9 @@ class SocketLink(asyncio.Protocol):
             return
         transport.set_write_buffer_limits(high=_CHUNK_BYTES)
         transport.write(PREAMBLE)
+        line = transport.get_extra_info("socket")
+        if line is not None and transport.get_extra_info("sslcontext") is None:
+            self._fd = line.fileno()
         self._timer = self._loop.call_later(
             self._limits.greeting_s, self.fail, f"no preamble came within {self._limits.greeting_s:g} s"
         )
@@ -121,6 +152,8 @@ class SocketLink(asyncio.Protocol):
         self._part(self._leaving())
 
     def connection_lost(self, exc: Exception | None) -> None:
+        with self._lock:  # the socket is closed after this
+            self._fd = -1
         self._end(self._leaving() if exc is None else f"the connection broke: {exc}")
         if self._timer is not None:
             self._timer.cancel()
@@ -176,6 +209,21 @@ class SocketLink(asyncio.Protocol):
         else:
             self._timer = self._loop.call_later(left_s, self._check_partial)
 
+    @property
+    def _is_clear(self) -> bool:
+        """Nothing is before what is written to the socket now."""
+        if self._fd < 0 or self._queue or self._batch or self._transport is None:
+            return False
+        return not self._transport.get_write_buffer_size()
+
+    def _close_batch(self) -> None:
+        if self._batch:
+            self._queue.append(memoryview(self._batch))
+            self._batch = bytearray()
+
+    def _fail_full(self) -> None:
+        self.fail(f"more than {self._limits.max_pending_bytes} bytes wait for the other end to read")
+
     def _flush(self) -> None:
         self._is_flush_due = False
         if not self._is_paused:
@@ -184,17 +232,16 @@ class SocketLink(asyncio.Protocol):
     def _write(self, *, everything: bool) -> None:
         if self._transport is None:
             return
-        if self._batch:
-            self._queue.append(memoryview(self._batch))
-            self._batch = bytearray()
-        while self._queue and (everything or not self._is_paused):
-            part = self._queue[0][:_CHUNK_BYTES]
-            if len(part) == len(self._queue[0]):
-                self._queue.popleft()
-            else:
-                self._queue[0] = self._queue[0][_CHUNK_BYTES:]
-            self._unsent_bytes -= len(part)
-            self._transport.write(part)
+        with self._lock:
+            self._close_batch()
+            while self._queue and (everything or not self._is_paused):
+                part = self._queue[0][:_CHUNK_BYTES]
+                if len(part) == len(self._queue[0]):
+                    self._queue.popleft()
+                else:
+                    self._queue[0] = self._queue[0][_CHUNK_BYTES:]
+                self._unsent_bytes -= len(part)
+                self._transport.write(part)
 
     def _leaving(self) -> str:
         return f"{OTHER_LEFT} in the middle of a message" if self._parser.is_partial else OTHER_LEFT
@@ -232,6 +279,7 @@ class SocketLink(asyncio.Protocol):
             self._transport.abort()
 
     def _forget(self) -> None:
-        self._queue.clear()
-        self._batch = bytearray()
-        self._unsent_bytes = 0
+        with self._lock:
+            self._queue.clear()
+            self._batch = bytearray()
+            self._unsent_bytes = 0

@@ -6,6 +6,7 @@ name. All ends of one network live on one loop.
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 from headrace.core.errors import InvalidInput, Unreachable
@@ -111,10 +112,18 @@ class _MemoryLink:
         return ""
 
     def send(self, message: Any) -> None:
+        if not self._why:
+            self._line_up(_encoded(message, self._encoder))
+
+    def post(self, message: Any) -> None:
+        buffer = _encoded(message, Encoder(self._limits.max_message_bytes))
+        with suppress(RuntimeError):  # the loop is closed, and the link with it
+            self._loop.call_soon_threadsafe(self._line_up, buffer)
+
+    def _line_up(self, buffer: bytearray) -> None:
         if self._why:
             return
-        buffer = bytearray()
-        self._pending_bytes += self._encoder.append(message, buffer)
+        self._pending_bytes += len(buffer)
         self._outgoing.append(buffer)
         if self._pending_bytes > self._limits.max_pending_bytes:
             self.fail(f"more than {self._limits.max_pending_bytes} bytes wait for the other end to read")
@@ -163,3 +172,9 @@ class _MemoryLink:
         if self._guest is not None:
             self._loop.call_soon(self._guest.tell_closed, why)
         return True
+
+
+def _encoded(message: Any, encoder: Encoder) -> bytearray:
+    buffer = bytearray()
+    encoder.append(message, buffer)
+    return buffer

@@ -168,8 +168,7 @@ class WorkerHost:
         self._post(lambda: self._links.send(beat))
 
     def _send(self, frames: list[tuple[int, Frame]]) -> None:
-        numbered = self._links.number(frames)
-        self._post(lambda: self._links.deliver(numbered))
+        self._links.deliver(self._links.number(frames))
 
     # The engine's thread
 
@@ -216,7 +215,7 @@ class WorkerHost:
         self._check_leaving()
         self.lifecycle.enter(WorkerState.WARMING, "timing steps")
         if not mounted.is_measured:
-            profile = measure_profile(runner, config)
+            profile = measure_profile(runner, config, mounted.scenes)
             config = replace(config, profile=profile, targets=fit_targets(config.targets, profile, config.slots))
         self._check_leaving()
         self._watched = WatchedRunner(self._delayed(runner), self._clock)

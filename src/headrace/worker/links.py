@@ -1,7 +1,8 @@
 """A worker's connections: greets gateways, passes their commands on, sends them frames and heartbeats.
 
-Lives on the I/O loop, which no step can hold up; only `number` is called from the engine's thread. Owns the outboxes;
-knows nothing of the engine.
+Lives on the I/O loop, which no step can hold up; only `number` and `deliver` are called from the engine's thread: frames
+leave from there, so that no other thread must be woken and given the interpreter first. Owns the outboxes; knows nothing
+of the engine.
 """
 
 import itertools
@@ -10,6 +11,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from headrace.core.errors import HeadraceError
 from headrace.core.messages import PROTOCOL, Ack, Beat, Drain, Frame, FromGateway, Goodbye, Hello, Welcome
 from headrace.core.ports import Clock, Link
 from headrace.worker.inbox import Crowded, Greeted, Inbox, Left, Order
@@ -74,11 +76,12 @@ class Links:
         return numbered
 
     def deliver(self, frames: "list[tuple[GatewayLink, Frame]]") -> None:
+        """Called by the engine's thread; waits for nobody."""
         for gateway, frame in frames:
-            gateway.link.send(frame)
-            if gateway.outbox is not None and gateway.outbox.size_bytes > _HOPELESS * self._max_bytes:
-                log.warning("%s acknowledges nothing: closed", gateway.link.peer)
-                gateway.link.close()
+            try:
+                gateway.link.post(frame)
+            except HeadraceError as error:  # its gateway finds a number missing, and closes
+                log.error("frame %d for %s is lost: %s", frame.number, gateway.link.peer, error.message)
 
     @property
     def count(self) -> int:
@@ -86,7 +89,11 @@ class Links:
 
     def send(self, beat: Beat) -> None:
         """To every gateway the same, but the service to one alone: each would tell the other replicas of it."""
-        for gateway in self._greeted.values():
+        for gateway in list(self._greeted.values()):
+            if gateway.outbox is not None and gateway.outbox.size_bytes > _HOPELESS * self._max_bytes:
+                log.warning("%s acknowledges nothing: closed", gateway.link.peer)
+                gateway.link.close()
+                continue
             gateway.link.send(beat)
             beat = replace(beat, service={})
 

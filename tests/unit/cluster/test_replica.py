@@ -47,6 +47,8 @@ class Wire:
     def send(self, message: Any) -> None:
         self.sent.append(message)
 
+    post = send
+
     def close(self) -> None:
         self.is_closed = True
 
@@ -109,6 +111,7 @@ def test_a_gap_closes_the_connection_and_nothing_after_it_is_believed() -> None:
         link.received(Frame(2, step=1))
         link.received(Frame(1, step=1))
         assert wire.is_closed and scene.ear.frames == [] and scene.ear.lost_keys == [1]
+        assert scene.ear.num_deaths == 0, "nothing that was there can have killed it"
 
     play(story)
 
@@ -136,7 +139,7 @@ def test_sequences_without_an_end_are_lost_with_the_connection_once() -> None:
         link.received(Frame(1, step=1, accepted=(0, 2, 3), ended=(end(0),), refused=(refusal,)))
         link.closed("gone")
         link.closed("gone")
-        assert scene.ear.lost_keys == [2, 3]
+        assert scene.ear.lost_keys == [2, 3] and scene.ear.num_deaths == 1
         assert scene.replica.state is WorkerState.GONE and scene.replica.num_live == 0
         with pytest.raises(Unreachable):
             scene.replica.submit(part(9, request()))

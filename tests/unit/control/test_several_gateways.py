@@ -4,6 +4,8 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from headrace.cluster.local import Command
 from headrace.control.child import Child
 from headrace.control.orders import Step
@@ -108,7 +110,7 @@ def test_one_that_dies_is_started_again_alone() -> None:
         await asyncio.sleep(1.0)
         assert [len(scene.launcher.started[name]) for name in (*GATEWAYS, *WORKERS)] == [1, 2, 1, 1]
 
-    assert staged(story).told == ["gateway 1 died (SIGKILL); starting it again in 0.5 s"]
+    assert staged(story).told == ["gateway 1 died (SIGKILL); starting it again in 0.1 s"]
 
 
 def test_a_reload_reaches_each_that_does_not_follow_it_yet() -> None:
@@ -210,3 +212,23 @@ def test_before_it_is_up_nothing_is_restarted() -> None:
         assert all(scene.last(name).signals == [] for name in (*GATEWAYS, *WORKERS))
 
     assert staged(story).told == ["not restarted: the server is not up yet"]
+
+
+@pytest.mark.parametrize("name", [*GATEWAYS, *WORKERS])
+def test_nobody_is_taken_away_while_another_is_gone(name: str) -> None:
+    async def story(scene: Scene) -> None:
+        await scene.comes_up()
+        gone = scene.last(name)
+        scene.launcher.refuse = OSError("no more processes")
+        gone.end(-9)
+        await asyncio.sleep(0.05)
+        scene.supervisor.roll()
+        await asyncio.sleep(5.0)
+        assert not any(scene.last(each).signals for each in (*GATEWAYS, *WORKERS))
+        scene.launcher.refuse = None
+        await asyncio.sleep(5.0)
+        assert scene.last(name) is not gone
+        await scene.comes_back(name, gone)
+        assert scene.last("worker 0").signals or len(scene.launcher.started["worker 0"]) > 1
+
+    staged(story)

@@ -100,7 +100,7 @@ def test_it_is_up_once_when_the_gateway_has_found_ready_workers() -> None:
 def test_a_dead_worker_comes_back_after_a_wait_that_grows() -> None:
     async def story(scene: Scene) -> None:
         await scene.comes_up()
-        for wait_s in (0.5, 1.0, 2.0):
+        for wait_s in (0.1, 0.2, 0.4):
             scene.launcher.last("worker").end(-9)
             num_before = len(scene.launcher.started["worker"])
             await asyncio.sleep(wait_s - 0.01)
@@ -111,9 +111,9 @@ def test_a_dead_worker_comes_back_after_a_wait_that_grows() -> None:
         assert len(scene.launcher.started["gateway"]) == 1 and scene.ups == 1
 
     assert staged(story).told == [
-        "worker m 0 died (SIGKILL); starting it again in 0.5 s",
-        "worker m 0 died (SIGKILL), 2 times in a row; starting it again in 1 s",
-        "worker m 0 died (SIGKILL), 3 times in a row; starting it again in 2 s",
+        "worker m 0 died (SIGKILL); starting it again in 0.1 s",
+        "worker m 0 died (SIGKILL), 2 times in a row; starting it again in 0.2 s",
+        "worker m 0 died (SIGKILL), 3 times in a row; starting it again in 0.4 s",
         "worker m 0 is back",
     ]
 
@@ -128,7 +128,7 @@ def test_a_healthy_minute_is_forgiven() -> None:
             scene.launcher.last("gateway").say(LISTENING)
             await asyncio.sleep(1.0)
 
-    assert staged(story).told[0::2] == ["gateway died (exit code 1); starting it again in 0.5 s"] * 3
+    assert staged(story).told[0::2] == ["gateway died (exit code 1); starting it again in 0.1 s"] * 3
 
 
 @pytest.mark.parametrize("silent", ["worker", "gateway"])
@@ -151,7 +151,7 @@ def test_a_child_that_falls_silent_is_killed_and_replaced(silent: str) -> None:
     name = {"worker": "worker m 0", "gateway": "gateway"}[silent]
     assert staged(story).told == [
         f"{name} has been silent for 30 s and is killed",
-        f"{name} died (SIGKILL); starting it again in 0.5 s",
+        f"{name} died (SIGKILL); starting it again in 0.1 s",
     ]
 
 

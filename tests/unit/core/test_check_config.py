@@ -60,6 +60,7 @@ def test_the_defaults_and_a_full_tree_can_run() -> None:
         ({"gateway": GatewayConfig(tls_key="k")}, "gateway.tls_cert"),
         (model(workers=0), "models[0].workers"),
         (model(runner="cuda"), "models[0].runner"),
+        (model(device="tpu"), "models[0].device"),
         (model(slots=0), "models[0].slots"),
         (model(context_len=1), "models[0].context_len"),
         (model(fake=FakeConfig(vocab_size=100)), "models[0].fake.vocab_size"),

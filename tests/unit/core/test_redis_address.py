@@ -47,6 +47,7 @@ def test_on_another_machine_it_needs_a_password_and_tls(address: str) -> None:
         "redis://127.0.0.1?secret",
         "http://secret",
         "redis:secret",
+        "redis://127.0.0.1?db=secret",
     ],
 )
 def test_what_is_none_is_refused_and_not_repeated(address: str) -> None:

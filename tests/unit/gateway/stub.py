@@ -191,6 +191,8 @@ class Call:
         items = list(given.items()) if isinstance(given, Mapping) else given
         self.answer = Answer()
         self.aborted = False
+        # When the connection was given its last bytes; None: when it is asked.
+        self.given_s: float | None = None
         self.scope = {
             "type": "http",
             "method": method,
@@ -199,13 +201,16 @@ class Call:
             "query_string": query.encode(),
             "headers": [(name.encode(), value.encode("latin-1")) for name, value in items],
             "client": (client, 1234),
-            "state": {"abort": self._abort},
+            "state": {"abort": self._abort, "given_s": self._when},
         }
         self._app = app
         self._pieces = [body] if isinstance(body, bytes) else list(body)
         self._gone = asyncio.Event()
         self._open_pipe = asyncio.Event()
         self._open_pipe.set()
+
+    def _when(self) -> float:
+        return self._app.context.clock.now_s() if self.given_s is None else self.given_s
 
     def _abort(self) -> None:
         self.aborted = True

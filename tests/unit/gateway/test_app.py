@@ -10,7 +10,8 @@ from headrace.core.caller import Caller
 from headrace.gateway.endpoints import ROUTES
 from headrace.gateway.pages import PAGES
 from headrace.gateway.routes import Access
-from tests.unit.gateway.stub import AUTH, JSON, KEY, METRICS_KEY, StubService, ask, gateway
+from tests.unit.gateway.scene import Scene, play
+from tests.unit.gateway.stub import AUTH, JSON, KEY, METRICS_KEY, StubService, ask, gateway, turns
 
 PUBLIC = {"/live", "/ready", "/health", "/ping", "/version", "/openapi.json", *PAGES}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
@@ -250,3 +251,30 @@ def test_new_limits_hold_from_the_next_request() -> None:
     app.reconfigure(msgspec.structs.replace(app.context.config, max_body_bytes=1, allowed_hosts=("new.example",)))
     assert ask(app, "POST", "/whole", JSON, b"{}").status == 413
     assert ask(app, "GET", "/things/a", {**AUTH, "host": "new.example"}).status == 200
+
+
+@pytest.mark.parametrize("path", ["/say", "/whole"])
+def test_a_request_is_over_when_its_last_bytes_were_given_to_the_connection(path: str) -> None:
+    async def story(scene: Scene) -> None:
+        scene.call.given_s = 2.0
+        await scene.says("a")
+        await scene.passes(2.0)
+        scene.call.hold()
+        await scene.ends()
+        await scene.passes(5.0)
+        scene.call.release()
+
+    (stages,) = play(story, Scene(path)).service.finished_stages
+    assert sum(stages.values()) == 2.0
+
+
+def test_a_request_whose_client_left_is_over_when_that_is_known() -> None:
+    async def story(scene: Scene) -> None:
+        scene.call.given_s = 1.0
+        await scene.says("a")
+        await scene.passes(2.0)
+        scene.call.leave()
+        await turns()
+
+    (stages,) = play(story, Scene("/whole")).service.finished_stages
+    assert sum(stages.values()) == 2.0

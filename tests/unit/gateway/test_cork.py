@@ -1,5 +1,6 @@
 """The head of an answer leaves with its body, and never later than anything else does."""
 
+from time import monotonic
 from typing import Any, cast
 
 from headrace.gateway.cork import Corked
@@ -48,6 +49,18 @@ def test_an_empty_body_lets_the_head_go() -> None:
     cork.write(HEAD)
     cork.write(b"")
     assert pipe.seen == [HEAD]
+
+
+def test_it_notes_when_it_gives_bytes_on_and_before_it_does() -> None:
+    pipe, cork = corked()
+    seen_s: list[float] = []
+    pipe.write = lambda data: seen_s.append(cork.given_s)  # type: ignore[method-assign]
+    cork.write(HEAD)
+    assert cork.given_s == 0.0
+    began_s = monotonic()
+    cork.write(b"body")
+    cork.write(b"more")
+    assert began_s <= seen_s[0] <= seen_s[1] == cork.given_s <= monotonic()
 
 
 def test_continue_is_not_held() -> None:

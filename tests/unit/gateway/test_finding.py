@@ -104,7 +104,7 @@ class Scene:
         self.revived.append(kept)
         return self.restored(kept)
 
-    def adopt(self, stream: Stream) -> None:
+    def adopt(self, stream: Stream, grace_s: float | None = None) -> None:
         self.shelf.put(stream, self, grace_s=10.0)
 
     def cancel(self, stream: Stream, why: str) -> None:
@@ -250,5 +250,80 @@ def test_what_another_gateway_took_over_is_looked_for_there_and_may_come_back() 
         scene.journal.is_owned = False
         await scene.finding.sweep()
         assert scene.shelf.find(*S).stream.records == [said(1)]
+
+    play(story)
+
+
+def test_who_looks_for_nothing_keeps_nobody_waiting() -> None:
+    """Ids that nobody has may be asked for thousands of times a second."""
+
+    async def story(scene: Scene) -> None:
+        scene.journal.found = opened(said(1))
+        scene.journal.is_owned = False
+        gate = asyncio.Event()
+        find = scene.journal.find
+
+        async def slow(tenant: str, stream: str) -> Kept | ExpiredThere | None:
+            if stream != "s":
+                await gate.wait()
+            return await find(tenant, stream)
+
+        scene.journal.find = slow  # type: ignore[method-assign]
+        asking = [asyncio.create_task(scene.finding.find("acme", f"no-{number}")) for number in range(3)]
+        await asyncio.sleep(0)
+        audience = await asyncio.wait_for(scene.finding.find(*S), 5)
+        assert audience.stream.records == [said(1)] and len(scene.revived) == 1
+        gate.set()
+        found = await asyncio.gather(*asking, return_exceptions=True)
+        assert [type(each) for each in found] == [NotFound] * 3
+
+    play(story)
+
+
+def test_what_was_lost_while_it_was_read_along_is_looked_for_again_by_who_comes_then() -> None:
+    async def story(scene: Scene) -> None:
+        scene.journal.found = opened(said(1))
+
+        async def gone(tenant: str, stream: str, after: int) -> AsyncIterator[Record]:
+            return
+            yield
+
+        scene.journal.tail = gone  # type: ignore[method-assign]
+        first = await scene.finding.find(*S)
+        reader = first.enter()
+        await first.stream.ended()
+        *_, ending = reader.take()
+        # Nothing of what there may be elsewhere is left out by who goes on behind this.
+        assert ending.number == 1 and ending.ending is not None and ending.ending.failure is not None
+        assert await scene.finding.find(*S) is not first
+        first.leave(reader, scene.now_s)
+
+    play(story)
+
+
+def test_thousands_that_were_left_do_not_keep_the_loop() -> None:
+    async def story(scene: Scene) -> None:
+        kept = [Kept(birth(f"s{number}"), [said(1)], 1) for number in range(20)]
+        beats: list[int] = []
+
+        async def recover() -> list[Kept]:
+            found, kept[:] = kept[:], []
+            return found
+
+        def revive(found: Kept) -> Stream:
+            scene.now_s += 0.006
+            return scene.restored(found)
+
+        async def beat() -> None:
+            while True:
+                beats.append(scene.shelf.num_open)
+                await asyncio.sleep(0)
+
+        scene.journal.recover = recover  # type: ignore[method-assign]
+        scene.revive = revive  # type: ignore[method-assign, assignment]
+        beating = asyncio.create_task(beat())
+        await scene.finding.sweep()
+        beating.cancel()
+        assert scene.shelf.num_open == 20 and len(set(beats)) >= 9
 
     play(story)

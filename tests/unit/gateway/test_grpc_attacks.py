@@ -9,11 +9,15 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc.aio import Channel
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from headrace.gateway.grpc.call import SERVICE
+from headrace.gateway.grpc import headrace_pb2 as pb
+from headrace.gateway.grpc.call import BURST_MESSAGES, SERVICE, Call
 from headrace.gateway.grpc.face import MAX_STREAMS
 from headrace.streams.record import Part
-from tests.unit.gateway.grpc_rig import PATIENCE_S, Client, Rig, ends, eventually, start
+from tests.builders import TestClock
+from tests.unit.gateway.grpc_rig import PATIENCE_S, Client, Rig, ends, eventually, resume, start
 from tests.unit.gateway.live import play
 from tests.unit.gateway.test_server import write_pair
 
@@ -21,6 +25,7 @@ HEADERS, RESET, SETTINGS, PING, GOAWAY, CONTINUATION = 1, 3, 4, 6, 7, 9
 END_HEADERS = 4
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 ENHANCE_YOUR_CALM = 11
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 
 def frame(kind: int, payload: bytes = b"", *, flags: int = 0, stream: int = 0) -> bytes:
@@ -163,6 +168,74 @@ def test_a_client_that_does_not_read_at_all_is_cut_off() -> None:
             assert len(await client.hears()) < 4000
             assert await client.code() is not grpc.StatusCode.OK
             await still_answers(rig, channel)
+
+    play(story())
+
+
+def test_so_many_messages_are_heard_of_one_connection_and_the_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[Call] = []
+    monkeypatch.setattr(Call, "_hear", lambda call, said: heard.append(call))
+
+    async def story() -> None:
+        clock = TestClock()
+        rig = Rig(clock=clock)
+        async with rig.running() as channel:
+            acks = [pb.PredictRequest(ack=pb.Ack(seq=0))] * BURST_MESSAGES
+            clients = [Client(channel, start(), *acks) for _ in range(2)]
+            saying = asyncio.gather(*[client.says() for client in clients])
+            await eventually(lambda: len(heard) >= BURST_MESSAGES)
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{rig.face.port}", OWN_CONNECTION) as other:
+                await Client(other, start()).says(acks[0])
+                await eventually(lambda: len(set(heard)) == 3)
+            assert len(heard) <= BURST_MESSAGES + 2, "each call hears what is here already"
+            clock.time_s += 1.0
+            await eventually(lambda: len(heard) == 2 * BURST_MESSAGES + 1)
+            await saying
+            for stream in rig.service.streams:
+                ends(stream)
+
+    play(story())
+
+
+def test_what_is_wrong_is_said_shortly_however_long_it_was() -> None:
+    """A status is sent as headers, of which a client takes eight kilobytes."""
+
+    async def story() -> None:
+        rig = Rig()
+        async with rig.running() as channel:
+            for first in (start("a" * 100_000), start(headers={"x-headrace-a": "b" * 100_000}), resume("c" * 100_000)):
+                client = Client(channel, first)
+                assert await client.hears() == []
+                assert await client.code() is grpc.StatusCode.INVALID_ARGUMENT
+                assert len((await client.error())["message"]) < 500
+
+    play(story())
+
+
+def test_a_call_whose_chunks_cannot_be_worded_ends_with_the_status_for_that() -> None:
+    async def story() -> None:
+        rig = Rig()
+        async with rig.running() as channel:
+            client = await Client(channel, start()).says()
+            stream = await rig.stream()
+            stream.append([Part(0, (1,), "one")])
+            stream.append([Part(0, (2,), "\ud800")])
+            *_, last = await client.hears()
+            assert last.is_final and last.error.code == "internal_error" and last.chunk_seq <= 1
+            assert await client.code() is grpc.StatusCode.INTERNAL
+
+    play(story())
+
+
+def test_whoever_watches_the_health_of_a_server_that_is_replaced_does_not_keep_it() -> None:
+    async def story() -> None:
+        rig = Rig(drain_s=1e6)
+        async with rig.running() as channel:
+            watch = HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            rig.app.retire()
+            await asyncio.wait_for(rig.face.finish(), PATIENCE_S)
+            assert await watch.code() is grpc.StatusCode.UNAVAILABLE
 
     play(story())
 

@@ -147,6 +147,22 @@ def test_a_client_that_never_reads_is_bounded_and_cut() -> None:
     play(story())
 
 
+def test_what_was_sent_is_not_taken_for_read_because_the_system_holds_it() -> None:
+    async def story() -> None:
+        service = StubService()
+        app = gateway(service, max_unread_bytes=100_000, max_unread_s=0.3)
+        async with running(app) as live:
+            await opened(live, service)
+            for _ in range(100):
+                service.streams[-1].append([Part(0, text="x" * 10_000)])
+            async with asyncio.timeout(20):
+                while "finished" not in service.calls:
+                    await asyncio.sleep(0.01)
+            assert "cancel client_too_slow" in service.calls
+
+    play(story())
+
+
 def write_pair(folder: Path, name: str) -> tuple[str, str]:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])

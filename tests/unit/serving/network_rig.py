@@ -208,8 +208,8 @@ class HandWorker:
             )
         )
 
-    def die(self) -> None:
-        """The process is gone, and with it all it held."""
+    def die(self, *, is_dead: bool = True) -> None:
+        """The process is gone, and with it all it held; or it lives, and the gateway has broken off with it."""
         keys = self.keys
         self.state = WorkerState.GONE
         self.runner = FakeRunner(self.config, clock=self.clock)
@@ -217,7 +217,7 @@ class HandWorker:
         self._number_of.clear()
         self._key_of.clear()
         self._inbox = []
-        self._sink.lost(self.name, keys)
+        self._sink.lost(self.name, keys, is_dead=is_dead)
 
     def _send(self, frame: Frame) -> None:
         self._frame_number += 1

@@ -23,6 +23,7 @@ from headrace.serving.model_text import ModelText
 from headrace.serving.order import Order
 from headrace.serving.service import Service
 from headrace.streams.file_journal import FileJournal
+from headrace.streams.journal import Kept
 from headrace.streams.record import Dialect, Record
 from headrace.streams.stream import Stream
 from headrace.text.limited import LimitedPool
@@ -62,6 +63,8 @@ class WireEnd:
         if self.is_open:
             self.sent.append(message)
             self.other.received(message)
+
+    post = send
 
     def close(self) -> None:
         self.is_open = False
@@ -162,8 +165,14 @@ class GatewayLife:
             self.world.workers[index].connect(self.replicas[index], self.name)
 
     async def recover(self) -> dict[str, Stream]:
-        revived = [self.service.revive(kept) for kept in await self.journal.recover()]
+        revived = [await self.service.revive_beside(kept) for kept in await self.journal.recover()]
         return {stream.id: stream for stream in revived if stream is not None}
+
+    async def ended(self, id: str = "r") -> Stream:
+        """One that is over, from the journal."""
+        kept = await self.journal.find(CALLER.tenant, id)
+        assert isinstance(kept, Kept) and kept.ended_s is not None, kept
+        return self.service.restored(kept)
 
     def submits(self) -> list[SubmitPart]:
         """Everything that was computed, or computed again, for this gateway."""

@@ -41,8 +41,8 @@ class Unreliable:
         if self._held and self._rng.random() < 0.3:
             self._sink.take(*self._held.pop())
 
-    def lost(self, replica: str, keys: Sequence[int]) -> None:
-        self._sink.lost(replica, keys)
+    def lost(self, replica: str, keys: Sequence[int], *, is_dead: bool = True) -> None:
+        self._sink.lost(replica, keys, is_dead=is_dead)
 
 
 def test_frames_may_be_lost_repeated_and_late(pool: LimitedPool) -> None:

@@ -218,7 +218,7 @@ def test_late_frames_keep_their_order() -> None:
         def take(self, replica: str, frame: Frame) -> None:
             self.heard.append(frame.number)
 
-        def lost(self, replica: str, keys: object) -> None:
+        def lost(self, replica: str, keys: object, *, is_dead: bool = True) -> None:
             self.heard.append(keys)
 
     async def story() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from headrace.serving import service as service_module
 from headrace.serving.ask import Ask
 from headrace.streams.stream import Stream
 from headrace.text.limited import LimitedPool
@@ -106,8 +107,13 @@ def test_gateway_and_worker_may_die_together(pool: LimitedPool, tmp_path: Path, 
     asyncio.run(story())
 
 
-def test_a_gateway_is_killed_again_and_again(pool: LimitedPool, tmp_path: Path) -> None:
-    """Also before its workers have answered it, and before it has connected to any."""
+@pytest.mark.parametrize("long", [0, 2000])
+def test_a_gateway_is_killed_again_and_again(
+    pool: LimitedPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: int
+) -> None:
+    """Also before its workers have answered it, and before it has connected to any. What is long is recalled beside
+    the loop."""
+    monkeypatch.setattr(service_module, "LONG", long)
 
     async def story() -> None:
         ask = Ask(raw="hello", max_tokens=40, temperature=1.0, seed=5)

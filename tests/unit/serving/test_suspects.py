@@ -95,3 +95,22 @@ def test_suspects_are_tried_one_at_a_time_and_the_rest_moves_at_once(pool: Limit
             rig.assert_nothing_left()
 
     asyncio.run(story())
+
+
+def test_nobody_is_suspected_where_only_the_connection_was_given_up(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool) as rig:
+            (worker,) = rig.workers
+            streams = [await rig.open(Ask(raw="y" * size, max_tokens=5)) for size in (1, 2)]
+            for _ in range(5):
+                worker.die(is_dead=False)
+                rig.change(worker)
+                assert len(worker.keys) == 2, "all go on at once"
+                worker.answer()
+            rig.run()
+            assert all(finishes(stream) == {0: "length"} for stream in streams)
+            for stream in streams:
+                rig.finish(stream)
+            rig.assert_nothing_left()
+
+    asyncio.run(story())

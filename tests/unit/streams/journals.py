@@ -22,8 +22,9 @@ class Wall:
         return self.time_s
 
 
-def birth(stream: str = "s", tenant: str = "acme") -> Birth:
-    return Birth(stream, tenant, "tiny", "fp1", 1_700_000_000.25, b"order of " + stream.encode(), b"\x00dialect")
+def birth(stream: str = "s", tenant: str = "acme", grace_s: float | None = None) -> Birth:
+    order = b"order of " + stream.encode()
+    return Birth(stream, tenant, "tiny", "fp1", 1_700_000_000.25, order, b"\x00dialect", grace_s)
 
 
 def said(number: int, text: str = "") -> Record:

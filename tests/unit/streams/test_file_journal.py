@@ -16,7 +16,7 @@ import pytest
 from headrace.core.errors import HeadraceError
 from headrace.streams.file_journal import FileJournal
 from headrace.streams.journal import Entry, Expired, Kept
-from tests.unit.streams.journals import SECRET, Wall, birth, by_name, entry, numbers, put, said, whole
+from tests.unit.streams.journals import SECRET, Wall, birth, by_name, ended, entry, numbers, put, said, whole
 
 pytestmark = pytest.mark.unit
 
@@ -32,7 +32,8 @@ def life(folder: Path, wall: Wall, **settings: float) -> Iterator[tuple[FileJour
         try:
             yield journal, kept
         finally:
-            journal._end_segment()
+            for writer in journal._writers.values():
+                writer.close()
             os.close(journal._lock)
 
 
@@ -40,21 +41,28 @@ def find(journal: FileJournal, stream: str = "s", tenant: str = "acme") -> Kept 
     return asyncio.run(journal.find(tenant, stream))
 
 
+def found(journal: FileJournal, *streams: str) -> dict[str, list[int]]:
+    """Of these streams, what lies there, ended or not; those that cannot be read are left out."""
+    looked_for = {stream: find(journal, stream) for stream in streams}
+    return {stream: numbers(kept) for stream, kept in looked_for.items() if isinstance(kept, Kept)}
+
+
 def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.journal"))
 
 
-def test_the_next_life_has_what_was_kept_ended_or_not(tmp_path: Path) -> None:
+def test_the_next_life_goes_on_with_what_has_not_ended_and_finds_what_has(tmp_path: Path) -> None:
     wall = Wall()
     with life(tmp_path, wall) as (journal, kept):
         assert kept == []
         put(journal, *whole("done"), entry(1, "open"), entry(2, "open"))
     wall.time_s += 10
-    with life(tmp_path, wall) as (_, kept):
-        assert by_name(kept) == {"done": [1, 2, 3], "open": [1, 2]}
-        done, unended = kept
-        assert (done.birth, done.ended_s, unended.ended_s) == (birth("done"), wall.time_s - 10, None)
+    with life(tmp_path, wall) as (journal, [unended]):
+        assert (unended.birth, unended.ended_s) == (birth("open"), None)
         assert unended.records == [said(1), said(2)]
+        done = find(journal, "done")
+        assert isinstance(done, Kept) and (done.birth, done.ended_s) == (birth("done"), wall.time_s - 10)
+        assert done.records == [said(1), said(2), ended(3)]
 
 
 def test_a_stream_that_goes_on_in_the_next_life_is_joined_in_the_one_after(tmp_path: Path) -> None:
@@ -64,9 +72,10 @@ def test_a_stream_that_goes_on_in_the_next_life_is_joined_in_the_one_after(tmp_p
     with life(tmp_path, wall) as (journal, _):
         put(journal, entry(3), entry(4, is_end=True))
         assert numbers(find(journal)) == [1, 2, 3, 4]
-    with life(tmp_path, wall) as (_, kept):
-        assert by_name(kept) == {"s": [1, 2, 3, 4]}
-        assert kept[0].ended_s == wall.time_s
+    with life(tmp_path, wall) as (journal, kept):
+        done = find(journal)
+        assert kept == [] and numbers(done) == [1, 2, 3, 4]
+        assert isinstance(done, Kept) and done.ended_s == wall.time_s
 
 
 def test_kill_9_in_the_middle_of_appending_loses_nothing_that_was_kept(tmp_path: Path) -> None:
@@ -130,8 +139,9 @@ def test_a_flipped_byte_costs_the_rest_of_its_file_and_is_said_once(
         assert by_name(kept) == {"a": [1]}
         put(journal, entry(2, "a"), *whole("c"))
         assert len(caplog.records) == 1 and "changed" in caplog.text
-    with life(tmp_path, wall) as (_, kept):
-        assert by_name(kept) == {"a": [1, 2], "c": [1, 2, 3]}
+    with life(tmp_path, wall) as (journal, kept):
+        assert by_name(kept) == {"a": [1, 2]}
+        assert found(journal, "a", "b", "c") == {"a": [1, 2], "c": [1, 2, 3]}
 
 
 def test_a_stream_with_a_hole_in_the_middle_counts_as_expired(tmp_path: Path) -> None:
@@ -175,8 +185,8 @@ def test_another_secret_opens_nothing_and_foreign_files_are_left_alone(
 
     assert asyncio.run(recover()) == []
     assert "another key" in caplog.text
-    with life(tmp_path, wall) as (_, kept):
-        assert by_name(kept) == {"s": [1, 2, 3]}
+    with life(tmp_path, wall) as (journal, _):
+        assert found(journal, "s") == {"s": [1, 2, 3]}
     assert (tmp_path / "notes.txt").exists() and (tmp_path / "x.journal").exists()
 
 
@@ -251,7 +261,25 @@ def test_over_the_bound_the_oldest_go_and_their_streams_have_expired(tmp_path: P
         assert find(journal, "s0") == Expired() == find(journal, "long")
         assert numbers(find(journal, "s59")) == [1, 2, 3]
     with life(tmp_path, wall) as (journal, kept):
-        assert "s59" in by_name(kept) and not {"long", "s0"} & set(by_name(kept))
+        assert kept == []
+        assert found(journal, "s59", "long", "s0") == {"s59": [1, 2, 3]}
+        assert find(journal, "s0") == Expired() == find(journal, "long")
+
+
+def test_who_writes_very_much_pushes_out_its_own_and_not_what_others_have_kept(tmp_path: Path) -> None:
+    wall = Wall()
+    with life(tmp_path, wall, max_bytes=40_000) as (journal, _):
+        put(journal, *whole("early", tenant="small"), entry(1, "open", tenant="small"))
+        for number in range(200):
+            put(journal, *whole(f"s{number}", tenant="large"))
+            wall.time_s += 1
+        assert sum(path.stat().st_size for path in files(tmp_path)) <= 50_000
+        put(journal, *whole("late", tenant="small"), entry(2, "open", tenant="small"))
+    with life(tmp_path, wall) as (journal, kept):
+        assert by_name(kept) == {"open": [1, 2]}
+        assert [numbers(find(journal, name, "small")) for name in ("early", "late")] == [[1, 2, 3]] * 2
+        assert numbers(find(journal, "s199", "large")) == [1, 2, 3]
+        assert find(journal, "s50", "large") == Expired()
 
 
 def test_an_id_that_expired_may_be_given_away_again(tmp_path: Path) -> None:
@@ -307,9 +335,10 @@ def test_a_full_disk_is_survived_and_hides_nothing_that_comes_later(
         put(journal, entry(4, "a"), entry(2, "b"), entry(3, "b"), *whole("e"))
         assert [*is_keeping, journal.is_keeping] == [False, True]
         assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
-    with life(tmp_path, wall) as (_, kept):
+    with life(tmp_path, wall) as (journal, kept):
         # Readers of a have seen more of it than lies here: nobody may go on from that.
-        assert by_name(kept) == {"b": [1, 2, 3], "e": [1, 2, 3]}
+        assert by_name(kept) == {"b": [1, 2, 3]}
+        assert found(journal, "a", "b", "c", "d", "e") == {"b": [1, 2, 3], "e": [1, 2, 3]}
 
 
 def test_a_gap_is_written_down_though_nothing_else_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

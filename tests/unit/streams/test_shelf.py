@@ -6,7 +6,7 @@ import pytest
 
 from headrace.core.errors import Expired, InvalidInput, NotFound
 from headrace.streams import shelf as shelf_module
-from headrace.streams.audience import Audience
+from headrace.streams.audience import ELSEWHERE_S, Audience
 from headrace.streams.record import Alternative, Ending, Part, Record, Score, Usage
 from headrace.streams.shelf import Bounds, Shelf
 from headrace.streams.stream import MAX_FOLDED, Stream
@@ -54,8 +54,8 @@ class Place:
             stream.append([Part(0, (1,), word)])
         return self.shelf.put(stream, self.owner, grace_s=grace_s)
 
-    def over(self, id: str, *words: str) -> Audience:
-        audience = self.put(id, *words)
+    def over(self, id: str, *words: str, tenant: str = "acme") -> Audience:
+        audience = self.put(id, *words, tenant=tenant)
         audience.stream.end(Ending(Usage(1, 0, len(words))))
         self.passes(0.0)
         return audience
@@ -102,6 +102,20 @@ def test_beyond_the_byte_bound_the_oldest_that_ended_go_first_and_open_ones_neve
         place.shelf.find("acme", "first")
     for id in ("open", "second", "third"):
         place.shelf.find("acme", id)
+
+
+def test_who_keeps_most_loses_its_oldest_and_nobody_else_any() -> None:
+    place = Place(size_bytes=40_000)
+    place.over("small", "a", tenant="rival")
+    for number in range(20):
+        place.over(f"s{number}", "a")
+    assert place.shelf.size_bytes <= 40_000
+    place.shelf.find("rival", "small")
+    place.shelf.find("acme", "s19")
+    with pytest.raises(Expired):
+        place.shelf.find("acme", "s0")
+    place.passes(300.0)
+    assert (place.shelf.num_kept, place.shelf.size_bytes, place.shelf._shares) == (0, 0, {})
 
 
 def test_of_the_expired_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,3 +282,20 @@ def test_closing_cancels_what_is_open_and_nothing_else() -> None:
     place.put("open", "a")
     place.shelf.close("overloaded")
     assert place.owner.told == ["cancel overloaded"]
+
+
+def test_what_is_read_elsewhere_does_not_wait_for_who_is_slow_here_nor_end_with_them() -> None:
+    place = Place(unread_bytes=8)
+    audience = place.put("s", "much more than eight bytes", grace_s=0.0)
+    slow, other = audience.enter(), audience.enter()
+    place.passes(0.0)
+    assert place.owner.told == ["pause"]
+    audience.stay(place.clock.now_s())
+    place.passes(0.5)
+    assert place.owner.told == ["pause", "resume"]
+    audience.expel(slow, "client_too_slow", place.clock.now_s())
+    audience.leave(other, place.clock.now_s())
+    place.passes(0.5)
+    assert place.owner.told == ["pause", "resume"], "somebody reads it"
+    place.passes(ELSEWHERE_S)
+    assert place.owner.told == ["pause", "resume", "cancel disconnected"]

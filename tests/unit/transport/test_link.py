@@ -25,6 +25,8 @@ class Wire:
 
     def set_write_buffer_limits(self, high: int) -> None: ...
 
+    def get_extra_info(self, name: str) -> None: ...
+
 
 def connect(limits: Limits | None = None) -> tuple[SocketLink, Wire, list[Ear]]:
     ears: list[Ear] = []

@@ -35,6 +35,8 @@ class Nowhere:
 
     def send(self, message: Any) -> None: ...
 
+    post = send
+
     def close(self) -> None: ...
 
 

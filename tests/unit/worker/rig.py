@@ -55,6 +55,7 @@ class Ear:
         self.refused: dict[int, Refusal] = {}
         self.accepted: list[int] = []
         self.lost_keys: list[int] = []
+        self.num_deaths = 0
         self.frames: list[Frame] = []
         self.order: list[int] = []
         self.states: list[str] = []
@@ -78,8 +79,9 @@ class Ear:
                 self.refused[key] = refusal
         self.changed.set()
 
-    def lost(self, replica: str, keys: Sequence[int]) -> None:
+    def lost(self, replica: str, keys: Sequence[int], *, is_dead: bool = True) -> None:
         self.lost_keys.extend(keys)
+        self.num_deaths += is_dead
         self.changed.set()
 
     def notice(self, replica: Replica) -> None:

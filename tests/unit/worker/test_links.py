@@ -2,12 +2,15 @@
 
 from typing import Any
 
-from headrace.core.messages import PROTOCOL, Abort, Beat, Goodbye, Hello
+from headrace.core.errors import TooLarge
+from headrace.core.messages import PROTOCOL, Abort, Ack, Beat, Frame, Goodbye, Hello
 from headrace.worker.inbox import Greeted, Inbox, Left, Order
 from headrace.worker.lifecycle import Lifecycle
 from headrace.worker.links import Links
 from tests.builders import TestClock
 from tests.unit.worker.rig import card
+
+TOO_LARGE = 99
 
 
 class Wire:
@@ -23,7 +26,13 @@ class Wire:
     def send(self, message: Any) -> None:
         self.sent.append(message)
 
-    def close(self) -> None: ...
+    def post(self, message: Any) -> None:
+        if isinstance(message, Frame) and message.step == TOO_LARGE:
+            raise TooLarge("no link carries this")
+        self.sent.append(message)
+
+    def close(self) -> None:
+        self.is_open = False
 
 
 def test_every_gateway_hears_the_beat_and_one_of_the_service() -> None:
@@ -62,3 +71,27 @@ def test_after_a_goodbye_nothing_more_is_heard() -> None:
     other.received(Abort(2))
     assert inbox.take() == [Left(1, "g0", for_good=True), Order(2, 0.0, Abort(2))]
     assert links.count == 1
+
+
+def test_frames_are_numbered_and_leave_at_once_and_one_that_no_link_carries_harms_no_other() -> None:
+    links, wires = Links(Lifecycle(card()), Inbox(), TestClock()), [Wire(), Wire()]
+    for index, wire in enumerate(wires):
+        links.accept(wire).received(Hello(PROTOCOL, f"g{index}"))
+    links.deliver(links.number([(1, Frame(0, TOO_LARGE)), (2, Frame(0, 7)), (3, Frame(0, 7))]))
+    links.deliver(links.number([(1, Frame(0, 8))]))
+    frames = [[(told.number, told.step) for told in wire.sent if isinstance(told, Frame)] for wire in wires]
+    assert frames == [[(2, 8)], [(1, 7)]]
+
+
+def test_a_gateway_that_acknowledges_nothing_is_given_up_at_a_beat() -> None:
+    lifecycle, inbox, wires = Lifecycle(card()), Inbox(), [Wire(), Wire()]
+    links = Links(lifecycle, inbox, TestClock(), max_outbox_bytes=1000)
+    gateways = [links.accept(wire) for wire in wires]
+    for index, gateway in enumerate(gateways):
+        gateway.received(Hello(PROTOCOL, f"g{index}"))
+    for number in range(1, 6):
+        links.deliver(links.number([(link, Frame(0, 1, tokens=bytes(1000))) for link in (1, 2)]))
+        gateways[1].received(Ack(number))
+    links.send(lifecycle.beat(0.0, {"acme": 1.0}))
+    assert [wire.is_open for wire in wires] == [False, True]
+    assert isinstance(wires[1].sent[-1], Beat) and wires[1].sent[-1].service == {"acme": 1.0}

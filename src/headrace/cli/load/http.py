@@ -96,8 +96,10 @@ class Connection(asyncio.Protocol):
         assert self._answer is None and self._transport is not None
         self._answer = answer
         self._headers = {}
+        # The time before: a server on the same core may have answered when the write returns.
+        now_s = time.perf_counter()
         self._transport.write(request)
-        answer.on_sent(self, time.perf_counter())
+        answer.on_sent(self, now_s)
 
     def drop(self, *, reset: bool = False) -> None:
         """Leave in the middle of a reply, politely or not."""

@@ -34,6 +34,7 @@ async def chat(exchange: Exchange, service: Service) -> None:
         dialect=dialect,
         streamed=bool(body.stream),
         counts=wants.running_usage,
+        grace_s=exchange.chosen_grace_s,
     )
     await answer(exchange, service, order, dialect, body)
 

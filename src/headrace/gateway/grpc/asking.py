@@ -7,6 +7,7 @@ from google.protobuf.message import DecodeError
 
 from headrace.core.errors import InvalidInput
 from headrace.gateway.grpc import headrace_pb2 as pb
+from headrace.gateway.schemas.decode import plain
 from headrace.gateway.websocket.messages import Number, Resume, Start, WindowSize
 
 Said = pb.PredictRequest | pb.ResumeRequest
@@ -64,4 +65,4 @@ def _checked(value: object, kind: Any, param: str | None = None) -> Any:
     except msgspec.ValidationError as error:
         what, _, place = str(error).partition(" - at ")
         param = param or place.rpartition("$.")[2].strip("`").removesuffix("[...]") or None
-        raise InvalidInput(f"{param or 'the message'}: {what.replace('`', '')}", param=param) from None
+        raise InvalidInput(f"{param or 'the message'}: {plain(what)}", param=param) from None

@@ -7,13 +7,15 @@ answer may outlive the call, for a stream does.
 import asyncio
 from collections import deque
 from collections.abc import Mapping
+from typing import ClassVar
 
 from grpc.aio import EOF, ServicerContext
 
 from headrace.core.errors import HeadraceError, InvalidInput
 from headrace.gateway.context import Context
+from headrace.gateway.credit import Credit
 from headrace.gateway.errors import failure_of
-from headrace.gateway.fed import FedExchange
+from headrace.gateway.fed import Asked, FedExchange
 from headrace.gateway.feed import Feed
 from headrace.gateway.grpc.asking import Said, read, read_ack, read_size
 from headrace.gateway.grpc.status import code_of, trailer_of
@@ -25,13 +27,19 @@ from headrace.streams.stream import Stream
 SERVICE = "headrace.v1.Inference"
 # How long a client that is broken off may take to be told so.
 LAST_WORDS_S = 2.0
+# Messages that come in over one connection, whatever number of calls it has: so many at once, and so many a second.
+# Beyond that they wait at the client.
+BURST_MESSAGES = 128
+MESSAGES_PER_S = 2000.0
+REST_S = BURST_MESSAGES / 2 / MESSAGES_PER_S
 
 
 class Call:
     """A line (`gateway.feed.Line`): writable while nothing waits to be taken by the transport."""
 
-    def __init__(self, rpc: ServicerContext, context: Context, kind: type[Said]) -> None:
+    def __init__(self, rpc: ServicerContext, context: Context, kind: type[Said], credit: Credit) -> None:
         self._rpc = rpc
+        self._credit = credit
         self._context = context
         self._kind = kind
         self._waiting: deque[bytes] = deque()
@@ -128,9 +136,19 @@ class Call:
                 said = read(data, self._kind)
                 await self._fed.wait()
                 self._hear(said)
+                await self._rest()
         except HeadraceError as error:
             self.close(failure_of(error))
             self._lose()
+
+    async def _rest(self) -> None:
+        """Until the connection has credit for what comes next."""
+        now_s = self._context.clock.now_s
+        self._credit.earn(now_s())
+        self._credit.spend()
+        while self._credit.is_spent:
+            await asyncio.sleep(REST_S)
+            self._credit.earn(now_s())
 
     def _hear(self, said: Said) -> None:
         feed = self._feed
@@ -151,7 +169,7 @@ class CallExchange(FedExchange):
 
     __slots__ = ("_call", "_wording")
     path = f"/{SERVICE}"
-    words = ("PREDICT", "RESUME")
+    words: ClassVar[Mapping[type[Asked], str]] = {Start: "PREDICT", Resume: "RESUME"}
 
     def __init__(
         self,

@@ -28,6 +28,7 @@ class Health(aio.HealthServicer):  # type: ignore[misc]
         self._is_ready = is_ready
         self._num_watchers = 0
         self._told: bool | None = None
+        self._closing = asyncio.Event()
 
     def add_to(self, server: Server) -> None:
         add_HealthServicer_to_server(self, server)
@@ -45,11 +46,20 @@ class Health(aio.HealthServicer):  # type: ignore[misc]
             await self.look()
             await asyncio.sleep(POLL_S)
 
+    def close(self) -> None:
+        """Whoever watches is to watch another: nobody waits here for those who never end."""
+        self._closing.set()
+
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: ServicerContext) -> None:  # noqa: N802
         if self._num_watchers >= MAX_WATCHERS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Too many watch already: ask by Check.")
         self._num_watchers += 1
+        tasks = [asyncio.ensure_future(each) for each in (super().Watch(request, context), self._closing.wait())]
         try:
-            await super().Watch(request, context)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._num_watchers -= 1
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "This server is being replaced.")

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import unquote
+from weakref import WeakValueDictionary
 
 import grpc
 import msgspec
@@ -14,11 +15,12 @@ from grpc.aio import EOF, ServicerContext
 
 from headrace.core.errors import HeadraceError, InvalidInput, TimedOut
 from headrace.gateway.app import Gateway
+from headrace.gateway.credit import Credit
 from headrace.gateway.door import plain_headers
 from headrace.gateway.errors import ReceiveTimeout, failure_of
 from headrace.gateway.grpc import headrace_pb2 as pb
 from headrace.gateway.grpc.asking import Said, read, read_first
-from headrace.gateway.grpc.call import SERVICE, Call, CallExchange
+from headrace.gateway.grpc.call import BURST_MESSAGES, MESSAGES_PER_S, SERVICE, Call, CallExchange
 from headrace.gateway.schemas.headers import MAX_MS, TARGET_HEADERS
 from headrace.gateway.websocket.messages import Resume, Start
 
@@ -36,6 +38,8 @@ class Servicer:
     def __init__(self, app: Gateway) -> None:
         self._app = app
         self._answers: set[asyncio.Task[None]] = set()
+        # Of connections with a call: what they may still say.
+        self._credits: WeakValueDictionary[str, Credit] = WeakValueDictionary()
 
     @property
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -63,7 +67,7 @@ class Servicer:
     async def _serve(self, kind: type[Said], rpc: ServicerContext) -> None:
         context = self._app.context
         began_s = context.clock.now_s()
-        call = Call(rpc, context, kind)
+        call = Call(rpc, context, kind, self._credit_of(rpc.peer(), began_s))
         headers: Mapping[str, str] = {}
         asked: Start | Resume = _NOTHING
         error: HeadraceError | None = None
@@ -78,6 +82,13 @@ class Servicer:
         exchange = CallExchange(asked, call, context, headers, _address(rpc.peer()), began_s=began_s)
         self._answer(exchange, call, error)
         await call.run(exchange)
+
+    def _credit_of(self, peer: str, now_s: float) -> Credit:
+        """Of the connection, which its address names."""
+        credit = self._credits.get(peer)
+        if credit is None:
+            credit = self._credits[peer] = Credit(BURST_MESSAGES, MESSAGES_PER_S, now_s)
+        return credit
 
     def _answer(self, exchange: CallExchange, call: Call, error: HeadraceError | None) -> None:
         """Beside the call: it goes on while the stream does."""

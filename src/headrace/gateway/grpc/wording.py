@@ -33,15 +33,15 @@ class ChunkWording:
         self.failure: Failure | None = None
 
     def frames(self, records: Sequence[Record]) -> list[tuple[int, bytes]]:
-        self._count_to(records[0].number - 1)
         found = []
         for record in records:
             if record.ending is None:
+                self._count_to(record.number - 1)
                 chunk = self.chunk(record, self._said)
                 if chunk is not None:
                     found.append((record.number, chunk.SerializeToString()))
-            self._said += _num_tokens(record)
-            self._number = record.number
+                self._said += _num_tokens(record)
+                self._number = record.number
         return found
 
     def end(self, record: Record, failure: Failure | None = None) -> bytes:

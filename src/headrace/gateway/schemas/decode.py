@@ -48,11 +48,11 @@ def _complaint(text: str) -> InvalidInput:
         param = f"{param}.{missing[1]}" if param else missing[1]
         return InvalidInput(f"{param} is required", param=param[:_MAX_PARAM])
     if not param:
-        return InvalidInput(f"the body must be a JSON object: {_plain(what)}")
-    return InvalidInput(f"{param}: {_plain(what)}", param=param[:_MAX_PARAM])
+        return InvalidInput(f"the body must be a JSON object: {plain(what)}")
+    return InvalidInput(f"{param}: {plain(what)}", param=param[:_MAX_PARAM])
 
 
-def _plain(what: str) -> str:
+def plain(what: str) -> str:
     """Types and bounds are ours to tell; values are the client's and are not repeated."""
     if _VALUE.match(what):
         return "not one of the values that are possible here"

@@ -15,6 +15,7 @@ from wsproto.events import BytesMessage, CloseConnection, Event, Message, Ping, 
 from wsproto.frame_protocol import CloseReason
 
 from headrace.gateway.context import Context
+from headrace.gateway.credit import Credit
 
 # Frames that come in, of any kind: so many at once, and so many a second. Beyond that the peer waits: an attacker gets
 # a tenth of the processor, an honest one acknowledges thirty streams.
@@ -68,9 +69,8 @@ class Connection(asyncio.Protocol):
         self._message = bytearray()
         self._num_fragments = 0
         self._began_s: float | None = None
-        # Frames that may still come in, as of when.
-        self._credit = float(BURST_FRAMES)
-        self._credit_s = self._heard_s = self._now_s()
+        self._heard_s = self._now_s()
+        self._credit = Credit(BURST_FRAMES, FRAMES_PER_S, self._heard_s)
         self._is_resting = False
         self._timer: asyncio.TimerHandle | None = None
         self._asked_s: float | None = None
@@ -173,19 +173,18 @@ class Connection(asyncio.Protocol):
     def _listen(self) -> None:
         """To what came, as far as its number of frames is no burden."""
         now_s = self._now_s()
-        self._credit = min(BURST_FRAMES, self._credit + (now_s - self._credit_s) * FRAMES_PER_S)
-        self._credit_s = now_s
+        self._credit.earn(now_s)
         for event in self._wire.events():
-            self._credit -= 1.0
+            self._credit.spend()
             self._take(event, now_s)
             if self._transport is None or self._is_deaf:
                 return
             if self._is_closing:
                 # An answer to the close comes soon, or behind so much that it is not worth looking for.
-                self._is_deaf = self._credit < 1.0
+                self._is_deaf = self._credit.is_spent
                 if self._is_deaf:
                     return
-            elif self._credit < 1.0 or self._blocked_s is not None:
+            elif self._credit.is_spent or self._blocked_s is not None:
                 return self._rest()
 
     def _rest(self) -> None:
@@ -258,15 +257,21 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         state = self._wire.state
         if state is ConnectionState.REMOTE_CLOSING:
-            self._is_closing = True
-            self._stop_timer()
             self._transport.write(self._wire.send(event.response()))
-            self._transport.close()
+            self._part()
         elif state is ConnectionState.CLOSED:
-            self._transport.close()
+            self._part()
         else:
             is_text = event.code == CloseReason.INVALID_FRAME_PAYLOAD_DATA
             self._refuse(event.code, "The message is not in UTF-8." if is_text else "This is not a WebSocket frame.")
+
+    def _part(self) -> None:
+        """Both have said so. A peer that does not read would keep what it was sent for ever."""
+        assert self._transport is not None
+        self._is_closing = self._is_deaf = True
+        self._stop_timer()
+        self._transport.close()
+        self._timer = asyncio.get_running_loop().call_later(LINGER_S, self.abort)
 
     def _refuse(self, code: int, reason: str) -> None:
         """Close, and do not listen for anything any more: what comes is not worth being read."""

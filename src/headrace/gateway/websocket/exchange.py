@@ -1,13 +1,14 @@
 """One request that came over a socket: how it is known to the socket's session, and what is said of it there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 from headrace.gateway.context import Context
 from headrace.gateway.exchange import Exchange
-from headrace.gateway.fed import FedExchange
+from headrace.gateway.fed import Asked, FedExchange
 from headrace.gateway.feed import Feed, Line
 from headrace.gateway.websocket.handshake import PATH
-from headrace.gateway.websocket.messages import Resume, Start, write_error, write_started
+from headrace.gateway.websocket.messages import Cancel, Resume, Start, write_error, write_started
 from headrace.gateway.websocket.wording import SocketWording
 from headrace.streams.stream import Stream
 
@@ -20,11 +21,11 @@ class SocketExchange(FedExchange):
 
     __slots__ = ("_on_feed", "_on_over")
     path = PATH
-    words = ("START", "RESUME")
+    words: ClassVar[Mapping[type[Asked], str]] = {Start: "START", Resume: "RESUME", Cancel: "CANCEL"}
 
     def __init__(
         self,
-        asked: Start | Resume,
+        asked: Asked,
         line: Line,
         context: Context,
         opened: Exchange,

@@ -15,8 +15,12 @@ from headrace.gateway.websocket.exchange import SocketExchange
 from headrace.gateway.websocket.messages import Ack, Cancel, Resize, Resume, Start, read, read_about, write_error
 
 MAX_OPEN = 32
+# Of streams that are not read here, beside those that are.
+MAX_CANCELLING = 8
 # Messages that are none of ours: this many close the socket.
 MAX_MISUNDERSTOOD = 10
+# What only moves a stream is short: to read much of it is work for nothing.
+MAX_MOVING_BYTES = 4096
 
 
 class Session:
@@ -53,18 +57,19 @@ class Session:
     def heard(self, message: bytes, began_s: float) -> None:
         try:
             found = read(message)
+            if len(message) > MAX_MOVING_BYTES and not isinstance(found, Start):
+                raise InvalidInput("the message is too long for what it says")
         except InvalidInput as error:
             return self._misunderstand(message, error)
-        if isinstance(found, (Start, Resume)):
-            return self._begin(found, began_s)
-        try:
-            if isinstance(found, Cancel):
-                self._cancel(found.stream)
-            elif found.stream in self._feeds:
-                # Else it comes late, of a stream that is over here, which is no fault.
-                self._move(self._feeds[found.stream], found)
-        except HeadraceError as error:
-            self.connection.say(write_error(error, stream=found.stream))
+        feed = None if isinstance(found, (Start, Resume)) else self._feeds.get(found.stream)
+        if isinstance(found, (Ack, Resize)):
+            # Where there is none it comes late, of a stream that is over here, which is no fault.
+            if feed is not None:
+                self._move(feed, found)
+        elif isinstance(found, Cancel) and feed is not None:
+            feed.cancel()
+        else:
+            self._begin(found, began_s)
 
     def flows(self) -> None:
         for feed in tuple(self._feeds.values()):
@@ -81,7 +86,8 @@ class Session:
         self._is_draining = True
         self._leave()
 
-    def _begin(self, asked: Start | Resume, began_s: float) -> None:
+    def _begin(self, asked: Start | Resume | Cancel, began_s: float) -> None:
+        """A request of its own, with the key that opened the socket, if that is still one."""
         error = self._obstacle(asked)
         if error is not None:
             name = {"id": asked.id} if isinstance(asked, Start) else {"stream": asked.stream}
@@ -106,7 +112,11 @@ class Session:
         finally:
             self._forget(exchange)
 
-    def _obstacle(self, asked: Start | Resume) -> HeadraceError | None:
+    def _obstacle(self, asked: Start | Resume | Cancel) -> HeadraceError | None:
+        if isinstance(asked, Cancel):
+            if len(self._open) < MAX_OPEN + MAX_CANCELLING:
+                return None
+            return Refused("Too much is being cancelled on this socket.", retry_after_s=1.0)
         if len(self._open) >= MAX_OPEN:
             return Refused(f"At most {MAX_OPEN} streams may be open on one socket.", retry_after_s=1.0)
         if isinstance(asked, Resume):
@@ -131,28 +141,13 @@ class Session:
         if self._is_draining and not self._open:
             self.connection.close(CloseReason.GOING_AWAY, "The server is shutting down.")
 
-    def _cancel(self, stream_id: str) -> None:
-        """Of a stream that is read here, or of any that is the tenant's."""
-        feed = self._feeds.get(stream_id)
-        if feed is not None:
-            return feed.cancel()
-        task = asyncio.get_running_loop().create_task(self._cancel_elsewhere(stream_id))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _cancel_elsewhere(self, stream_id: str) -> None:
-        caller = self._opened.caller
-        assert caller is not None, "a socket is opened with a key"
-        try:
-            await self._context.finding.cancel(caller.tenant, stream_id)
-        except HeadraceError as error:
-            self.connection.say(write_error(error, stream=stream_id))
-
     def _move(self, feed: Feed, found: Ack | Resize) -> None:
-        if isinstance(found, Ack):
+        if isinstance(found, Resize):
+            return feed.resize(found.size)
+        try:
             feed.ack(found.seq)
-        else:
-            feed.resize(found.size)
+        except InvalidInput as error:
+            self.connection.say(write_error(error, stream=found.stream))
 
     def _misunderstand(self, message: bytes, error: InvalidInput) -> None:
         id, stream_id = read_about(message)

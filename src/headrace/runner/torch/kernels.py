@@ -33,10 +33,12 @@ KernelMaker = Callable[[Tensor], Kernel]
 class OneDnnKernel:
     """oneDNN's dynamic 8-bit product. Its scale for all rows is 1, thanks to the margin; its weight scale is 1.
 
-    The library holds weights as given, as packed, and once more for each of two forms that steps come in.
+    The library holds weights as given, as packed, and once more for each of the last two row counts it saw: any other
+    one makes it pack them again, which takes longer than the product. So rows are filled up to one of a few counts.
     """
 
     COPIES = 4
+    FORMS = (2, 16, 32, 64)
 
     def __init__(self, weight: Tensor) -> None:
         padded = torch.nn.functional.pad(weight, (0, MARGIN))
@@ -52,8 +54,14 @@ class OneDnnKernel:
         self._num_weights = padded.numel()
 
     def multiply(self, rows: Tensor) -> Tensor:
+        count = rows.shape[0]
+        form = next((form for form in self.FORMS if count <= form), count)
+        if form > count:
+            filled = rows.new_zeros(form, rows.shape[1])
+            filled[:count] = rows
+            rows = filled
         product: Tensor = torch.ops.quantized.linear_dynamic(rows, self._packed)
-        return product
+        return product[:count]
 
     @property
     def size_bytes(self) -> int:

@@ -7,7 +7,7 @@ import torch
 
 from headrace.runner.torch.int4 import GROUP, quantise_groups
 from headrace.runner.torch.int8 import quantise
-from headrace.runner.torch.kernels import KERNELS, LARGEST, IntegerMatrix
+from headrace.runner.torch.kernels import KERNELS, LARGEST, IntegerMatrix, OneDnnKernel
 from headrace.runner.torch.planes import PEAK, STEP, RowPlanes
 from headrace.runner.torch.probe import _is_exact
 from headrace.runner.torch.rotation import Rotation
@@ -28,6 +28,23 @@ def test_sums_are_exact_up_to_the_largest(name: str, width: int) -> None:
         rows[:, 0] = PEAK
         integers, _ = RowPlanes(count, width, 1).split(rows.float())
         assert torch.equal(kernel.multiply(integers), (rows.double() @ weight.double().t()).float())
+
+
+def test_the_library_sees_few_row_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each new one makes it pack the weights again."""
+    kernel = OneDnnKernel(torch.randint(-LARGEST, LARGEST + 1, (8, 64)).to(torch.int8))
+    multiply, seen = torch.ops.quantized.linear_dynamic, set()
+
+    def watched(rows: torch.Tensor, packed: object) -> torch.Tensor:
+        seen.add(rows.shape[0])
+        product: torch.Tensor = multiply(rows, packed)
+        return product
+
+    monkeypatch.setattr(torch.ops.quantized, "linear_dynamic", watched)
+    for count in range(1, 65):
+        integers, _ = RowPlanes(count, 64, 1).split(torch.randn(count, 64))
+        assert kernel.multiply(integers).shape == (count, 8)
+    assert seen == set(OneDnnKernel.FORMS)
 
 
 def test_the_ladder_takes_the_first_kernel_with_room() -> None:
