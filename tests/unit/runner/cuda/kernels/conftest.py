@@ -25,7 +25,7 @@ def _numbers_from_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton 3.6 takes loop bounds from arrays of one number, which numpy 2.4 no longer turns into a number."""
     if find_spec("triton") is None:
         return
-    from triton.runtime import interpreter  # type: ignore[import-not-found,unused-ignore]
+    from triton.runtime import interpreter  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     patch = interpreter._patch_lang_tensor
 
