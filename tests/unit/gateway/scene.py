@@ -53,7 +53,7 @@ def play(story: Callable[[Scene], Awaitable[None]], scene: Scene | None = None) 
         found = scene or Scene()
         await found.start()
         await story(found)
-        await asyncio.wait_for(found.task, 5)
+        await asyncio.wait_for(found.task, 30)
         assert len(found.app.context.pulse) == 0
         assert found.app.num_open == 0
         assert found.service.calls.count("finished") == 1

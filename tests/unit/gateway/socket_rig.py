@@ -207,7 +207,7 @@ def play(story: Callable[[SocketScene], Awaitable[None]], **settings: Any) -> No
         for stream in scene.service.streams:
             if not stream.is_ended:
                 stream.end(Ending(Usage()))
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, 30)
         assert scene.app.num_open == scene.session.num_open == len(scene.app.context.pulse) == 0
         assert scene.service.calls.count("finished") == len(scene.service.streams)
 

@@ -227,13 +227,13 @@ def test_the_deadline_of_a_call_is_that_of_its_generation() -> None:
 
         rig.service.open = noting  # type: ignore[method-assign]
         async with rig.running() as channel:
-            await Client(channel, start(), timeout=5.0).says()
+            await Client(channel, start(), timeout=30.0).says()
             await rig.stream(0)
-            await Client(channel, start(headers={"x-headrace-deadline-ms": "100"}), timeout=5.0).says()
+            await Client(channel, start(headers={"x-headrace-deadline-ms": "100"}), timeout=30.0).says()
             await rig.stream(1)
             await Client(channel, start()).says()
             await rig.stream(2)
-        assert asked[0] is not None and 4.0 < asked[0] < 6.0
+        assert asked[0] is not None and 20.0 < asked[0] < 31.0
         assert asked[1:] == [0.1, None]
 
     play(story())
@@ -285,7 +285,7 @@ def test_health_follows_the_models_and_the_drain_and_open_calls_finish() -> None
             tells(stream, 1)
             ends(stream)
             assert (await client.hears())[-1].is_final
-            await asyncio.wait_for(finishing, 5)
+            await asyncio.wait_for(finishing, 30)
 
     play(story())
 

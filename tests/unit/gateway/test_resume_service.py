@@ -57,7 +57,7 @@ class World:
         await turns()
 
     async def read(self, after: int = 0) -> Answer:
-        return await asyncio.wait_for(self.call("GET", "/v1/streams/mine", AUTH, query=f"after={after}").run(), 5)
+        return await asyncio.wait_for(self.call("GET", "/v1/streams/mine", AUTH, query=f"after={after}").run(), 30)
 
 
 def play(pool: LimitedPool, story: Callable[[World], Awaitable[None]], **settings: Any) -> Explanation:
@@ -69,7 +69,7 @@ def play(pool: LimitedPool, story: Callable[[World], Awaitable[None]], **setting
             await world.start()
             began_s = world.rig.clock.time_s
             await story(world)
-            await asyncio.wait_for(world.task, 5)
+            await asyncio.wait_for(world.task, 30)
             (explained,) = rig.explained
             assert sum(explained.stages.values()) == pytest.approx(explained.wall_s)
             assert explained.wall_s <= rig.clock.time_s - began_s + 1e-6
@@ -141,7 +141,7 @@ def test_a_first_client_that_is_cut_off_while_another_reads_leaves_the_sums_whol
 def test_stopped_by_its_owner_it_frees_the_worker_at_once(pool: LimitedPool) -> None:
     async def story(world: World) -> None:
         await world.turns(3)
-        assert (await asyncio.wait_for(world.call("DELETE", "/v1/streams/mine", AUTH).run(), 5)).status == 204
+        assert (await asyncio.wait_for(world.call("DELETE", "/v1/streams/mine", AUTH).run(), 30)).status == 204
         await turns()
         assert world.first.answer.is_complete and world.rig.service.num_sequences == 0
 

@@ -39,7 +39,7 @@ async def opened(live: Live, service: StubService) -> Wire:
 def test_a_server_that_stops_lets_streams_finish() -> None:
     async def story() -> None:
         service = StubService()
-        app = gateway(service, drain_s=10.0)
+        app = gateway(service, drain_s=60.0)
         async with running(app) as live:
             idle = await live.connect()
             await idle.send(GOOD)
@@ -52,7 +52,7 @@ def test_a_server_that_stops_lets_streams_finish() -> None:
             service.streams[-1].append([Part(0, text="b")])
             service.streams[-1].end(Ending(Usage()))
             assert (await wire.rest()).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-            await asyncio.wait_for(live.done, 5)
+            await asyncio.wait_for(live.done, 30)
             assert app.num_open == 0
 
     play(story())
@@ -67,7 +67,7 @@ def test_a_stream_that_does_not_finish_in_time_is_told_so() -> None:
             rest = await wire.rest()
             assert b"shutting down" in rest
             assert rest.count(b"[DONE]") == 1
-            await asyncio.wait_for(live.done, 5)
+            await asyncio.wait_for(live.done, 30)
             assert service.calls == ["cancel overloaded", "finished"]
 
     play(story())
@@ -76,7 +76,7 @@ def test_a_stream_that_does_not_finish_in_time_is_told_so() -> None:
 def test_one_that_is_replaced_still_answers_whom_it_has_accepted() -> None:
     async def story() -> None:
         service = StubService()
-        async with running(gateway(service, drain_s=10.0)) as live:
+        async with running(gateway(service, drain_s=60.0)) as live:
             silent, wire = await live.connect(), await opened(live, service)
             await (idle := await live.connect()).send(GOOD)
             await idle.answer()
@@ -88,7 +88,7 @@ def test_one_that_is_replaced_still_answers_whom_it_has_accepted() -> None:
                 assert answer.startswith(b"HTTP/1.1 200") and b"connection: close" in answer
             service.streams[-1].end(Ending(Usage()))
             assert (await wire.rest()).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-            await asyncio.wait_for(live.done, 5)
+            await asyncio.wait_for(live.done, 30)
             assert service.calls == ["finished"]
 
     play(story())
