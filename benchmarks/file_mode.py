@@ -24,7 +24,7 @@ import msgspec
 
 from headrace.cli.local import open_local
 from headrace.cli.models import find_or_fetch
-from headrace.runner.torch.memory import resident_bytes
+from headrace.runner.torch.memory import peak_resident_bytes, resident_bytes
 from headrace.serving.ask import Ask
 from headrace.serving.rows import RowRun
 from headrace.worker.assembly import LoadSettings
@@ -68,6 +68,14 @@ def main() -> None:
     chance = random.Random(0)
     given = [mixed_ask(index, chance) for index in range(arguments.count)]
     with open_local(arguments.model, LoadSettings(dtype=arguments.dtype, kv_tokens=arguments.kv_tokens)) as local:
+        memory = local.memory
+        allowed_mib = 450 + (1.5 * memory.weights_bytes + memory.kv_bytes) / 2**20
+        print(f"ready after {local.ready_s:.1f} s (10 allowed)")
+        print(
+            f"resident {resident_bytes() / 2**20:,.0f} MiB, at most {peak_resident_bytes() / 2**20:,.0f} so far: 450 + 1.5 x "
+            f"{memory.weights_bytes / 2**20:,.0f} of weights + {memory.kv_bytes / 2**20:,.0f} of KV = {allowed_mib:,.0f} allowed",
+            flush=True,
+        )
         quarters = []
         size = -(-len(given) // 4)
         for part in (given[start : start + size] for start in range(0, len(given), size)):

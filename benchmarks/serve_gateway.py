@@ -88,7 +88,9 @@ def measure_upstream(seconds: float) -> dict[str, Any]:
     with process(argv, url):
         found = {"whole": whole("bare upstream", url, "none", seconds=seconds)}
     with process([*argv, "--gap-ms", "20"], url):
-        return found | {"streamed": streamed("bare upstream", url, "none", seconds=seconds)}
+        found["streamed"] = streamed("bare upstream", url, "none", seconds=seconds)
+        found["calm"] = streamed("bare upstream", url, "none", seconds=seconds, users=SOME)
+    return found
 
 
 def measure_headrace(seconds: float, journal: str) -> dict[str, Any]:
@@ -178,14 +180,19 @@ def main(litellm: str | None, seconds: float, journal: str) -> tuple[bool, dict[
     ours, bare = found["headrace"], found["upstream"]
     rate, frames = ours["whole"]["per_cpu_s"] or 0.0, ours["streamed"]["per_cpu_s"] or 0.0
     over = {name: ours["whole"][name] - bare["whole"][name] for name in ("p50_s", "p99_s")}
-    gap_s = ours["calm"]["run"]["overall"]["itl_s"]["p99"] - PACED["c0_s"]
+    gap_s, bare_gap_s = (each["calm"]["run"]["overall"]["itl_s"]["p99"] for each in (ours, bare))
+    say(f"p99 between tokens over a step, {SOME} streams", ms(gap_s - PACED["c0_s"]))
     met = [
         verdict(rate >= 1000, f"{rate:,.0f} requests per CPU-second of the gateway", "1,000"),
         verdict(over["p50_s"] <= 1.5e-3, f"at 300/s p50 over the bare upstream's: {ms(over['p50_s'])}", "1.5 ms"),
         verdict(over["p99_s"] <= 5e-3, f"at 300/s p99 over the bare upstream's: {ms(over['p99_s'])}", "5 ms"),
         judge_frames(frames, journal),
         verdict(each <= 50 << 10, f"{each / 1024:,.1f} KiB for each of {OPEN_STREAMS:,} open streams", "50 KiB"),
-        verdict(gap_s <= 5e-3, f"p99 between tokens over a step, {SOME} streams: {ms(gap_s)}", "5 ms"),
+        verdict(
+            gap_s - bare_gap_s <= 5e-3,
+            f"p99 between tokens over the bare upstream's, {SOME} streams: {ms(gap_s - bare_gap_s)}",
+            "5 ms",
+        ),
     ]
     return all(met), found
 

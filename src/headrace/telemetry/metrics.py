@@ -19,8 +19,8 @@ from headrace.telemetry.histogram import HistogramFamily
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OTHER = "other"
-# Seconds between tokens are shorter than seconds of requests.
-_ITL_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+# Seconds between tokens, and those a loop is late, are shorter than seconds of requests.
+_SHORT_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 
 
 class Sample(Struct, frozen=True):
@@ -81,10 +81,12 @@ class Metrics:
             "headrace_time_to_first_token_seconds", "First byte in to first token out", by_model
         )
         self._itl = HistogramFamily(
-            "headrace_inter_token_seconds", "Mean time between the tokens of a stream", by_model, _ITL_BOUNDS
+            "headrace_inter_token_seconds", "Mean time between the tokens of a stream", by_model, _SHORT_BOUNDS
         )
         self._stages = HistogramFamily("headrace_stage_seconds", "Time of a request in a stage", ("model", "stage"))
-        self._lags = HistogramFamily("headrace_loop_lag_sampled_seconds", "How late each beat of the loop came", ())
+        self._lags = HistogramFamily(
+            "headrace_loop_lag_sampled_seconds", "How late each beat of the loop came", (), _SHORT_BOUNDS
+        )
         self._lag_s: Callable[[], float] = _zero
         self._num_open: Callable[[], float] = _zero
         self._replicas: Callable[[], Iterable[ReplicaView]] = _no_replicas

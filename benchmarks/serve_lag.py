@@ -1,0 +1,113 @@
+"""How late the gateway's loop runs while prompts of 100,000 tokens arrive, one after another on several connections.
+
+Twice: with the fake, which takes them all, and with the default model, whose own tokeniser turns them into ids and whose
+context then refuses them. Said by the server's own beat, and by a client that asks for /live all the while.
+Run from the repository's root: .venv/bin/python benchmarks/serve_lag.py [--seconds 40 --clients 4]
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import time
+import urllib.parse
+from pathlib import Path
+
+from serve_rig import FREE, Server, fake_config, keep, ms, say, server, verdict
+
+TOKENS = 100_000
+LIMIT_S = 0.020
+METRIC = "headrace_loop_lag_sampled_seconds"
+WORDS = ("river", "stone", "lamp", "quiet", "over", "seven", "blue", "wheel", "under", "north", "paper", "salt")
+MODEL = '[[models]]\nname = "default"\nsource = "default"\n'
+
+
+def prompt(model: str, seed: int) -> str:
+    """That many tokens: of the fake's, which are bytes, or of words that are one token each to real vocabularies."""
+    draw = random.Random(seed)
+    if model == "fake":
+        return "".join(draw.choices("abcdefgh ", k=TOKENS))
+    return " ".join(draw.choices(WORDS, k=TOKENS))
+
+
+async def answer(one: Server, method: str, path: str, body: bytes = b"") -> int:
+    url = urllib.parse.urlsplit(one.url)
+    reader, writer = await asyncio.open_connection(url.hostname, url.port)
+    head = (
+        f"{method} {path} HTTP/1.1\r\nHost: {url.netloc}\r\nAuthorization: Bearer {one.key}\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    writer.write(head.encode() + body)
+    told = await reader.read()
+    writer.close()
+    return int(told.split(b" ", 2)[1])
+
+
+async def pour(one: Server, bodies: list[bytes], until_s: float, statuses: list[int]) -> None:
+    while time.monotonic() < until_s:
+        statuses.append(await answer(one, "POST", "/v1/completions", random.choice(bodies)))
+
+
+async def probe(one: Server, until_s: float) -> list[float]:
+    taken_s = []
+    while time.monotonic() < until_s:
+        began_s = time.perf_counter()
+        await answer(one, "GET", "/live")
+        taken_s.append(time.perf_counter() - began_s)
+        await asyncio.sleep(0.02)
+    return taken_s
+
+
+def beats(one: Server) -> dict[float, float]:
+    """How many beats came at most so late, by bound."""
+    lines = [line for line in one.get("/metrics").splitlines() if line.startswith(f"{METRIC}_bucket")]
+    return {float(line.partition('le="')[2].partition('"')[0]): float(line.rpartition(" ")[2]) for line in lines}
+
+
+def share_within(before: dict[float, float], after: dict[float, float], limit_s: float) -> float:
+    """Of the beats between, those that were surely no later: bounds above the limit do not count."""
+    total = after[float("inf")] - before[float("inf")]
+    bound = max(each for each in after if each <= limit_s)
+    return (after[bound] - before[bound]) / total
+
+
+async def measure(one: Server, model: str, clients: int, seconds: float) -> dict[str, float]:
+    bodies = [
+        json.dumps({"model": model, "prompt": prompt(model, seed), "max_tokens": 1}).encode() for seed in range(8)
+    ]
+    await answer(one, "POST", "/v1/completions", bodies[0])
+    before, statuses, until_s = beats(one), [], time.monotonic() + seconds
+    pours = [pour(one, bodies, until_s, statuses) for _ in range(clients)]
+    probes, *_ = await asyncio.gather(probe(one, until_s), *pours)
+    probes.sort()
+    within = share_within(before, beats(one), LIMIT_S)
+    p99_s = probes[int(0.99 * len(probes))]
+    counts = ", ".join(f"{statuses.count(status)} x {status}" for status in sorted(set(statuses)))
+    say(f"{model}: prompts of {TOKENS:,} tokens in {seconds:.0f} s", counts)
+    say(f"{model}: /live, p50 and p99 of {len(probes)}", f"{ms(probes[len(probes) // 2])}, {ms(p99_s)}")
+    say(f"{model}: beats at most {ms(LIMIT_S)} late", f"{within:.1%}")
+    return {"prompts": len(statuses), "live_p99_s": p99_s, "within": within}
+
+
+def main(clients: int, seconds: float, path: Path | None) -> int:
+    found = {}
+    configs = {"fake": fake_config(FREE, blocks=65_536), "default": MODEL}
+    for model, config in configs.items():
+        with server(config) as one:
+            found[model] = asyncio.run(measure(one, model, clients, seconds))
+    keep(path, found)
+    met = [
+        verdict(each["within"] >= 0.99, f"{model}: {each['within']:.1%} of beats within {ms(LIMIT_S)}", "99 %")
+        for model, each in found.items()
+    ]
+    return 0 if all(met) else 1
+
+
+if __name__ == "__main__":
+    flags = argparse.ArgumentParser(description=__doc__)
+    flags.add_argument("--seconds", type=float, default=40.0)
+    flags.add_argument("--clients", type=int, default=4)
+    flags.add_argument("--json", type=Path, help="where to keep every figure")
+    given = flags.parse_args()
+    sys.exit(main(given.clients, given.seconds, given.json))
