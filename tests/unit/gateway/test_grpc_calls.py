@@ -257,6 +257,29 @@ def test_refusals_say_when_to_come_again() -> None:
     play(story())
 
 
+def test_health_says_what_it_does_not_know_and_tells_who_watches_of_changes() -> None:
+    async def story() -> None:
+        rig = Rig()
+        statuses = health_pb2.HealthCheckResponse
+        async with rig.running() as channel:
+            health = HealthStub(channel)
+            listed = (await health.List(health_pb2.HealthListRequest())).statuses
+            assert {name: each.status for name, each in listed.items()} == dict.fromkeys(
+                ("", SERVICE), statuses.SERVING
+            )
+            with pytest.raises(grpc.aio.AioRpcError) as told:
+                await health.Check(health_pb2.HealthCheckRequest(service="elsewhere"))
+            assert told.value.code() is grpc.StatusCode.NOT_FOUND
+            unknown = health.Watch(health_pb2.HealthCheckRequest(service="elsewhere"))
+            assert (await unknown.read()).status == statuses.SERVICE_UNKNOWN
+            watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+            assert (await watch.read()).status == statuses.SERVING
+            rig.service.is_served = False
+            assert (await watch.read()).status == statuses.NOT_SERVING
+
+    play(story())
+
+
 def test_health_follows_the_models_and_the_drain_and_open_calls_finish() -> None:
     async def story() -> None:
         rig = Rig()

@@ -59,7 +59,7 @@ class GrpcFace:
                 self.port = server.add_insecure_port(where)
         except RuntimeError:
             raise HeadraceError(f"cannot listen on {where} for gRPC; --grpc-port takes another") from None
-        await self._health.look()
+        self._health.look()
         await server.start()
         self._server = server
         self._looking = asyncio.create_task(self._health.run())
@@ -76,7 +76,7 @@ class GrpcFace:
             self._looking.cancel()
             with suppress(asyncio.CancelledError):
                 await self._looking
-        await self._health.look()
+        self._health.look()
         await self._servicer.idle()
         await self._server.stop(CLOSING_S)
 
