@@ -36,6 +36,7 @@ workers = 2
 kv_tokens = 4096
 """
 NUM_STREAMS = 40
+LETHAL = 300
 
 
 class Reading(threading.Thread):
@@ -128,6 +129,32 @@ def test_forty_streams_do_not_notice_that_their_worker_is_gone(home: Path, worke
         if blow is signal.SIGSTOP:
             os.kill(victim, signal.SIGKILL)
         eventually(lambda: server.figure("headrace_replica_ready") == workers, "the worker did not come back")
+        total = server.figure("headrace_replica_total_blocks")
+        eventually(lambda: server.figure("headrace_replica_free_blocks") == total, "blocks are left behind")
+
+
+def test_a_request_that_kills_two_workers_fails_alone(home: Path) -> None:
+    config = CONFIG.format(workers=2) + f"lethal_id = {LETHAL}\n"
+    with live_server(home, "--config", str(written(home, config))) as server:
+        truth = read_all(server)
+        before, ends = server.children(), []
+
+        def poison() -> None:
+            with server.connect() as connection:
+                body = {"model": "fake", "prompt": [LETHAL], "max_tokens": 5, "stream": True}
+                ends.append(server.send(connection, "POST", "/v1/completions", body).read().decode())
+
+        # Both workers die of it, and so everybody has to move.
+        assert read_all(server, poison) == truth
+        (said,) = ends
+        assert "worker_killed" in said and said.count("data: ") <= 2
+        eventually(lambda: server.figure("headrace_replica_ready") == 2, "the workers did not come back")
+        workers = [f"worker fake {index}" for index in range(2)]
+        assert all(server.children()[f"headrace: {name}"] != before[f"headrace: {name}"] for name in workers)
+        # It is remembered: the next who says the same is not tried.
+        poison()
+        assert "worker_killed" in ends[1]
+        assert all(server.child(name) for name in workers)
         total = server.figure("headrace_replica_total_blocks")
         eventually(lambda: server.figure("headrace_replica_free_blocks") == total, "blocks are left behind")
 

@@ -94,6 +94,8 @@ class FakeConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # Steps take the time that the profile says.
     sleep: bool = True
     eos_probability: float = 0.0
+    # For drills: a prompt with this id kills whatever worker computes it.
+    lethal_id: int | None = None
 
 
 class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):

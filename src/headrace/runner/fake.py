@@ -157,7 +157,7 @@ class FakeRunner:
             raise RunnerFailed(f"step {plan.step} is launched with {self._depth} in flight already")
         if len(plan.slots) > self._config.slots:
             raise RunnerFailed(f"step {plan.step} has {len(plan.slots)} rows for {self._config.slots} slots")
-        if self.faults is not None and self.faults.dies(plan.step, "launch"):
+        if self.faults is not None and (self.faults.dies(plan.step, "launch") or self.faults.kills(plan.begun)):
             self._die(f"the device died at the launch of step {plan.step}")
         slots = plan.slots.astype(np.int64)
         ends = (plan.starts + plan.counts).astype(np.int64)

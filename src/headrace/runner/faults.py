@@ -5,11 +5,11 @@ Decides only; the fake runner acts on it. Given the same seed and the same plans
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
-from headrace.core.plan import IntArray
+from headrace.core.plan import IntArray, SlotStart
 from headrace.runner.cells import IndexArray
 
 # Kinds of row fault.
@@ -33,12 +33,14 @@ class FaultRates(Struct, frozen=True):
 class Faults:
     """Hooks may be set at any time. Row faults name a sequence number, not a slot."""
 
-    def __init__(self, rates: FaultRates | None = None, *, seed: int = 0) -> None:
+    def __init__(self, rates: FaultRates | None = None, *, seed: int = 0, lethal_id: int | None = None) -> None:
         self.rates = rates if rates is not None else FaultRates()
         self._random = random.Random(seed)
         self._slow: list[tuple[Callable[[int], bool], float]] = []
         self._deaths: dict[int, str] = {}
         self._rows: dict[int, list[tuple[str, int | None]]] = {}
+        # A prompt with this id is the device's death.
+        self._lethal_id = lethal_id
 
     def slow(self, steps: int | Callable[[int], bool], extra_s: float) -> None:
         """A step, or every step that satisfies a predicate, takes `extra_s` longer."""
@@ -69,6 +71,11 @@ class Faults:
         if self._deaths.get(step) == at:
             return True
         return at == "launch" and self._chance(self.rates.death)
+
+    def kills(self, begun: Iterable[SlotStart]) -> bool:
+        """Whether the device dies of one of these."""
+        lethal = self._lethal_id
+        return lethal is not None and any(lethal in start.ids[: start.num_prompt] for start in begun)
 
     def extra_s(self, step: int) -> float:
         extra = sum(extra for matches, extra in self._slow if matches(step))

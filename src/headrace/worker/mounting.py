@@ -10,6 +10,7 @@ from pathlib import Path
 from headrace.core.config import EngineConfig, ModelConfig, TenantConfig
 from headrace.core.ports import Runner
 from headrace.runner.fake import FakeRunner
+from headrace.runner.faults import Faults
 from headrace.text.byte_vocabulary import byte_vocabulary
 from headrace.text.lexicon import Lexicon
 from headrace.text.matchers import Matchers
@@ -71,7 +72,12 @@ def mount_fake(model: ModelConfig, tenants: tuple[TenantConfig, ...], report: Re
         tenants=tenants,
     )
     runner = FakeRunner(
-        config, profile=fake.profile, depth=fake.depth, sleep=fake.sleep, eos_probability=fake.eos_probability
+        config,
+        profile=fake.profile,
+        depth=fake.depth,
+        sleep=fake.sleep,
+        eos_probability=fake.eos_probability,
+        faults=None if fake.lethal_id is None else Faults(lethal_id=fake.lethal_id),
     )
     report(0.5, "building the vocabulary")
     name = f"fake-{fake.vocab_size}"
