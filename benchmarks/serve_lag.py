@@ -67,9 +67,10 @@ def beats(one: Server) -> dict[float, float]:
 
 def share_within(before: dict[float, float], after: dict[float, float], limit_s: float) -> float:
     """Of the beats between, those that were surely no later: bounds above the limit do not count."""
-    total = after[float("inf")] - before[float("inf")]
     bound = max(each for each in after if each <= limit_s)
-    return (after[bound] - before[bound]) / total
+    # Of a server that has just begun there may be none before.
+    within, total = (after[each] - before.get(each, 0.0) for each in (bound, float("inf")))
+    return within / total
 
 
 async def measure(one: Server, model: str, clients: int, seconds: float) -> dict[str, float]:
