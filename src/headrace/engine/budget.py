@@ -43,7 +43,8 @@ class StepBudget:
     limit_s: float
     # How long a step in which others decode may become through parts of prompts.
     parts_s: float = float("inf")
-    # When decode rows alone fill the target, one grain a step is still owed: prefill must not starve.
+    # When decode rows alone fill the target, one grain a step is still owed, or what the longest step holds of it:
+    # prefill must not starve.
     owed: bool = True
 
     def chunk(self, start: int, pending: int, *, target_s: float | None = None) -> int:
@@ -56,8 +57,11 @@ class StepBudget:
         least = min(room, self.grain)
         if count >= least:
             return count
-        fits = self.predicted_s + self.model.chunk_s(start, least) <= self.limit_s
-        return least if self.owed and fits else 0
+        if not self.owed:
+            return 0
+        if self.predicted_s + self.model.chunk_s(start, least) <= self.limit_s:
+            return least
+        return min(least, self.model.chunk_for(start, self.limit_s - self.predicted_s))
 
     @property
     def has_room(self) -> bool:
