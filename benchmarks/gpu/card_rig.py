@@ -16,7 +16,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from headrace.core.config import EngineConfig
+from headrace.core.config import EngineConfig, TierTargets
 from headrace.core.plan import Masks, Plan, SlotStart, StepResult, measure_work
 from headrace.core.request import SamplingParams
 from headrace.runner.cuda.lane import CudaLane, HostLane
@@ -32,6 +32,8 @@ EOS = 7
 _SIZES = {"num_hidden_layers": 4, "vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "eos_token_id": EOS}
 _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _NO_WORDS = np.zeros(0, np.int32)
+# Checks submit everything at once, and nothing of it may be refused: who would wait longer than a part of its target is.
+_PATIENT_S = 1e6
 
 
 def _sizes(hidden: int, heads: int, kv_heads: int, dim: int, inner: int, **more: Any) -> dict[str, Any]:
@@ -62,6 +64,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", _sizes(512, 8, 2, 128, 1792, sliding_window=None)),
     "qwen2": ("Qwen2", _sizes(896, 14, 2, 64, 1216)),
     "qwen3": ("Qwen3", _sizes(512, 16, 8, 128, 1536, tie_word_embeddings=True)),
+    "mixtral": ("Mixtral", _sizes(512, 8, 2, 128, 1024, num_local_experts=8, num_experts_per_tok=2)),
+    "qwen3moe": (
+        "Qwen3Moe",
+        _sizes(512, 16, 4, 128, 1536, moe_intermediate_size=256, num_experts=16, num_experts_per_tok=4)
+        | {"norm_topk_prob": True, "mlp_only_layers": [1]},
+    ),
 }
 
 
@@ -118,8 +126,16 @@ def _save_tokenizer(folder: Path) -> None:
 
 
 def engine_config(family: Family, **changes: Any) -> EngineConfig:
-    settings: dict[str, Any] = {"slots": 40, "blocks": 1500, "max_step_tokens": 1024, "max_queue_s": 1e6, **changes}
-    return EngineConfig(block_size=16, context_len=CONTEXT, vocab_size=VOCAB, eos_ids=(EOS,), **settings)
+    settings: dict[str, Any] = {"slots": 40, "blocks": 1500, "max_step_tokens": 1024, **changes}
+    return EngineConfig(
+        block_size=16,
+        context_len=CONTEXT,
+        vocab_size=VOCAB,
+        eos_ids=(EOS,),
+        max_queue_s=_PATIENT_S,
+        targets={name: TierTargets(_PATIENT_S, target.itl_s) for name, target in EngineConfig().targets.items()},
+        **settings,
+    )
 
 
 def open_runner(

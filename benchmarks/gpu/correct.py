@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from card_rig import FAMILIES, Family, make_family
-from correct_logits import check_logits
+from correct_logits import check_exact_bits, check_logits
 from correct_rows import check_failing, check_prompt_scores, check_sampling, look_at_bits, look_at_products
 from correct_streams import check_exact, check_streams
 
@@ -33,6 +33,8 @@ def run_sections(family: Family, device: torch.device, only: set[str], *, quick:
         "exact": [
             lambda: check_logits(family, device, quick=quick, exact=True),
             lambda: check_exact(family, device, quick=quick),
+            # The reference on a CPU is not row-exact.
+            lambda: check_exact_bits(family, device, quick=quick) if device.type == "cuda" else [],
         ],
         "sampling": [
             lambda: check_sampling(family, device, quick=quick),

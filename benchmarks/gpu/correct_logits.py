@@ -1,4 +1,5 @@
-"""Logits of the CUDA runner against transformers, in every way a token can be computed; and graphs against none."""
+"""Logits of the CUDA runner against transformers, in every way a token can be computed; and graphs against none. Of the
+row-exact runner those ways against each other, to the last bit."""
 
 from __future__ import annotations
 
@@ -77,6 +78,46 @@ def _mixed(desk: Desk, count: int) -> list[Trace]:
             assert not desk.advance(chunks).statuses.any()
         open_slots = [slot for slot in open_slots if len(desk.traces[slot].tokens) < 6]
     return traces
+
+
+def check_exact_bits(family: Family, device: torch.device, *, quick: bool) -> list[dict[str, Any]]:
+    """Every logit of the row-exact runner is the same, however and beside whom its sequence was computed."""
+    desk = Desk(open_runner(family, engine_config(family), device, graphs=True, exact=True))
+    differ: dict[str, list[int]] = {"in chunks": [], "in company": [], "recomputed": []}
+    for length in LENGTHS[:7] if quick else LENGTHS:
+        prompt = ids(length, seed=length)
+        desk.begin(0, prompt)
+        whole = desk.generate(0, 6)
+        desk.begin(1, prompt)
+        cut = desk.generate(1, 6, chunk=1 + length // 3)
+        again = desk.begin(2, prompt + whole.tokens[:4])
+        desk.generate(2, 2)
+        beside = _accompanied(desk, prompt, 6)
+        for way, logits, truth in (
+            ("in chunks", cut.logits, whole.logits),
+            ("in company", beside.logits[:6], whole.logits),
+            ("recomputed", again.logits, whole.logits[4:]),
+        ):
+            if not all(torch.equal(one, other) for one, other in zip(logits, truth, strict=True)):
+                differ[way].append(length)
+    desk.runner.close()
+    return [
+        {"check": f"{family.name}: row-exact, bits {way}", "ok": not lengths, "differ_at_lengths": lengths}
+        for way, lengths in differ.items()
+    ]
+
+
+def _accompanied(desk: Desk, prompt: list[int], num_tokens: int) -> Trace:
+    """Its chunks and tokens in steps with decode rows, and with chunks that come and go."""
+    trace = desk.begin(3, prompt)
+    for slot in range(4, 4 + 20):
+        desk.begin(slot, ids(3 + 11 * slot, seed=slot))
+    step = 0
+    while len(trace.tokens) < num_tokens:
+        others = {slot: 7 + slot for slot in range(4, 24) if (slot + step) % 3}
+        assert not desk.advance({**others, 3: 100}).statuses.any()
+        step += 1
+    return trace
 
 
 def _compare(family: Family, scene: str, traces: list[Trace]) -> dict[str, Any]:

@@ -62,12 +62,11 @@ def decode_launches(rows: int, context: int, heads: int, kv_heads: int, dim: int
     slots = torch.randperm(rows, device="cuda").int()
 
     def measure(config: DecodeConfig) -> Row:
-        scratch = DecodeScratch.make(rows, heads, kv_heads, dim, config.splits, "cuda")
+        scratch = DecodeScratch.make(rows, heads, kv_heads, dim, config, "cuda")
 
         def launch(layer: int) -> Callable[[], None]:
             return lambda: decode_attention(
                 out, q, pages.keys[layer], pages.values[layer], pages.tables, slots, pages.lengths, dim**-0.5, scratch,
-                config,
             )  # fmt: skip
 
         took = seconds([launch(layer) for layer in range(layers)])
@@ -249,7 +248,7 @@ def turned_times(rows: int, context: int, heads: int, kv_heads: int, dim: int, n
     layers = max(2, min(28, math.ceil(256e6 / size)))
     pages = Pages.make([context] * rows, kv_heads, dim, layers=layers)
     config = decode_config(rows, kv_heads, 8192)
-    scratch = DecodeScratch.make(rows, heads, kv_heads, dim, config.splits, "cuda")
+    scratch = DecodeScratch.make(rows, heads, kv_heads, dim, config, "cuda")
     qkv, q, out = normal(rows, (heads + 2 * kv_heads) * dim), normal(rows, heads, dim), poisoned(rows, heads, dim)
     angles, norm = torch.rand(context, dim // 2, device="cuda"), normal(dim) if normed else None
     slots = torch.arange(rows, dtype=torch.int32, device="cuda")
@@ -259,13 +258,13 @@ def turned_times(rows: int, context: int, heads: int, kv_heads: int, dim: int, n
     def joined(layer: int) -> None:
         turned_attention(
             out, qkv, angles, angles, norm, norm, 1e-6, pages.keys[layer], pages.values[layer], pages.tables, slots,
-            pages.lengths, dim**-0.5, scratch, config,
+            pages.lengths, dim**-0.5, scratch,
         )  # fmt: skip
 
     def apart(layer: int) -> None:
         keys, values = pages.keys[layer], pages.values[layer]
         rotary_write(qkv, positions, cells, angles, angles, norm, norm, 1e-6, q, keys, values)
-        decode_attention(out, q, keys, values, pages.tables, slots, pages.lengths, dim**-0.5, scratch, config)
+        decode_attention(out, q, keys, values, pages.tables, slots, pages.lengths, dim**-0.5, scratch)
 
     for name, launch in ((f"turned {rows} x {context}, {heads}/{kv_heads}x{dim}", joined), ("  apart", apart)):
         took = seconds([partial(launch, layer) for layer in range(layers)])

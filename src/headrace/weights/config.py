@@ -6,13 +6,14 @@ Owns the fields' names and defaults in that format; sizes are checked in `limits
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.core.errors import InvalidModel
 from headrace.weights.families import family_of_class
-from headrace.weights.families.family import Family
+from headrace.weights.families.family import ExpertWords, Family
 from headrace.weights.generation import GenerationDefaults
 from headrace.weights.limits import check_shape
-from headrace.weights.shape import ModelShape, RopeScaling
+from headrace.weights.shape import ExpertShape, ModelShape, RopeScaling
 
 _DEFAULT_THETA = 10_000.0
 _ADVICE = {"temperature": (0, 100), "top_p": (0, 1), "top_k": (-1, 2**20), "repetition_penalty": (0.01, 100)}
@@ -59,6 +60,14 @@ class HfConfig(Struct):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     quantization_config: dict[str, Any] | None = None
+    # Both are written for the same thing, whatever the family.
+    num_local_experts: int | None = None
+    num_experts: int | None = None
+    num_experts_per_tok: int | None = None
+    moe_intermediate_size: int | None = None
+    norm_topk_prob: bool | None = None
+    decoder_sparse_step: int | None = None
+    mlp_only_layers: list[int] | None = None
 
 
 class HfGeneration(Struct):
@@ -103,6 +112,10 @@ def shape_of_config(config: HfConfig, generation: HfGeneration, source: str) -> 
         eos_ids=merge_ids(_as_ids(generation.eos_token_id), _as_ids(config.eos_token_id)),
     )
     check_shape(shape, source)
+    if family.experts is not None:
+        # After the check: which layers have experts is counted.
+        shape = replace(shape, experts=_experts(config, family.experts, source))
+        check_shape(shape, source)
     return shape
 
 
@@ -140,6 +153,34 @@ def _context_len(config: HfConfig, family: Family) -> int:
     if windowed and config.sliding_window is not None:
         return min(config.max_position_embeddings, config.sliding_window)
     return config.max_position_embeddings
+
+
+def _experts(config: HfConfig, words: ExpertWords, source: str) -> ExpertShape:
+    counts = {count for count in (config.num_experts, config.num_local_experts) if count is not None}
+    if len(counts) > 1:
+        told = f"num_experts is {config.num_experts} and num_local_experts is {config.num_local_experts}"
+        raise InvalidModel(f"{source}: {told}", param="num_experts")
+    asked = {
+        "num_experts": next(iter(counts), None),
+        "num_experts_per_tok": config.num_experts_per_tok,
+        words.size_field: getattr(config, words.size_field),
+    }
+    for field, value in asked.items():
+        if value is None:
+            raise InvalidModel(f"{source}: {field} is missing, so its experts are not known", param=field)
+    num_experts, num_chosen, inner_size = (int(value) for value in asked.values() if value is not None)
+    normed = bool(config.norm_topk_prob) if words.normed is None else words.normed
+    dense_layers = _dense_layers(config, source) if words.scattered else ()
+    return ExpertShape(num_experts, num_chosen, inner_size, normed, dense_layers)
+
+
+def _dense_layers(config: HfConfig, source: str) -> tuple[int, ...]:
+    """Layers are counted from 0 in `mlp_only_layers`; every n-th has experts, the first n - 1 have not."""
+    step = 1 if config.decoder_sparse_step is None else config.decoder_sparse_step
+    if step < 1:
+        raise InvalidModel(f"{source}: decoder_sparse_step is {step}, not at least 1", param="decoder_sparse_step")
+    named = set(config.mlp_only_layers or ())
+    return tuple(sorted(named | {layer for layer in range(config.num_hidden_layers) if (layer + 1) % step}))
 
 
 def _rope(config: HfConfig, source: str) -> Rope:

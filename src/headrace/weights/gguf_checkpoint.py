@@ -36,10 +36,13 @@ _INSIDE = {
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.gate",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# All experts of a layer in one tensor, one after another.
+_STACKED = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 _LAYER = re.compile(r"blk\.(0|[1-9]\d{0,4})\.(\w+)\.(weight|bias)")
 _ROPE_FACTORS = "rope_freqs.weight"
 _MOST_ROPE_FACTORS = 1024
@@ -84,7 +87,7 @@ class GgufCheckpoint:
             rope_factors=_rope_factors(stored.pop(_ROPE_FACTORS, None), self._file),
             source=source,
         )
-        self._tensors = [_translate(tensor, family, self.shape, source) for tensor in stored.values()]
+        self._tensors = [part for tensor in stored.values() for part in _translate(tensor, family, self.shape, source)]
         check_tensors(self.shape, {tensor.name: tensor.dims for tensor in self._tensors}, source)
 
 
@@ -108,14 +111,35 @@ def _rope_factors(tensor: StoredTensor | None, file: WeightFile) -> tuple[float,
     return tuple(np.frombuffer(file.read_at(tensor.offset, tensor.size_bytes), "<f4").tolist())
 
 
-def _translate(tensor: StoredTensor, family: Family, shape: ModelShape, source: str) -> StoredTensor:
+def _translate(tensor: StoredTensor, family: Family, shape: ModelShape, source: str) -> list[StoredTensor]:
     outside = _OUTSIDE.get(tensor.name)
     if outside is not None:
-        return replace(tensor, name=outside)
+        return [replace(tensor, name=outside)]
     match = _LAYER.fullmatch(tensor.name)
+    # Only in layers that are there: each of these becomes as many tensors as there are experts.
+    if match is not None and match[2] in _STACKED and match[3] == "weight" and int(match[1]) < shape.num_layers:
+        return _unstack(tensor, f"model.layers.{match[1]}.mlp.experts", _STACKED[match[2]], shape, source)
     if match is None or match[2] not in _INSIDE:
         told = f"tensor {tensor.name[:80]} has no place in a {family.name} model"
         raise InvalidModel(f"{source}: {told}", param=tensor.name[:80])
     name = f"model.layers.{match[1]}.{_INSIDE[match[2]]}.{match[3]}"
     paired = {"attn_q": shape.num_heads, "attn_k": shape.num_kv_heads} if family.paired_in_gguf else {}
-    return replace(tensor, name=name, paired_heads=paired.get(match[2], 0))
+    return [replace(tensor, name=name, paired_heads=paired.get(match[2], 0))]
+
+
+def _unstack(tensor: StoredTensor, prefix: str, part: str, shape: ModelShape, source: str) -> list[StoredTensor]:
+    count = 0 if shape.experts is None else shape.experts.num_experts
+    if len(tensor.dims) != 3 or tensor.dims[0] != count:
+        told = f"tensor {tensor.name} is {tensor.dims}, its metadata says {count} experts"
+        raise InvalidModel(f"{source}: {told}", param=tensor.name)
+    each = tensor.size_bytes // count
+    return [
+        replace(
+            tensor,
+            name=f"{prefix}.{expert}.{part}.weight",
+            dims=tensor.dims[1:],
+            offset=tensor.offset + expert * each,
+            size_bytes=each,
+        )
+        for expert in range(count)
+    ]

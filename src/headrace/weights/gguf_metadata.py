@@ -10,13 +10,15 @@ from headrace.core.errors import InvalidModel
 from headrace.weights.families.family import Family
 from headrace.weights.gguf_header import GgufHeader
 from headrace.weights.limits import check_shape
-from headrace.weights.shape import ModelShape
+from headrace.weights.shape import ExpertShape, ModelShape
 from headrace.weights.vocabulary import PieceKind, Vocabulary
 
 T = TypeVar("T", int, float, bool, str)
 
 _DEFAULT_THETA = 10_000.0
 _TOKENIZER = "tokenizer.ggml"
+# How `expert_gating_func` calls the router's softmax.
+_SOFTMAX = 1
 # Control pieces with which models end a turn, whatever their metadata names as the end of text.
 _ENDINGS = frozenset(
     [
@@ -98,6 +100,7 @@ def shape_of_metadata(
         eos_ids=_endings(metadata, vocabulary),
         rope_factors=rope_factors,
         output_bias="blk.0.attn_output.bias" in tensor_names,
+        experts=_experts(metadata, family),
     )
     _refuse_variants(metadata, prefix or "", shape.head_dim)
     check_shape(shape, source)
@@ -176,9 +179,32 @@ def _context_len(metadata: GgufMetadata, prefix: str) -> int:
     return min(context_len, window) if window else context_len
 
 
-def _refuse_variants(metadata: GgufMetadata, prefix: str, head_dim: int) -> None:
-    if metadata.find(f"{prefix}.expert_count", int):
+def _experts(metadata: GgufMetadata, family: Family) -> ExpertShape | None:
+    """In every layer, their weights normed: all that files of these families can say."""
+    prefix = family.gguf_name
+    num_experts = metadata.find(f"{prefix}.expert_count", int)
+    if not num_experts:
+        if family.experts is not None:
+            raise metadata.wrong(f"{prefix}.expert_count", "announces no experts")
+        return None
+    if not family.experts_in_gguf:
         raise metadata.wrong(f"{prefix}.expert_count", "announces experts, which are not supported")
+    unusual = {
+        "expert_shared_count": metadata.find(f"{prefix}.expert_shared_count", int) not in (None, 0),
+        "expert_group_count": metadata.find(f"{prefix}.expert_group_count", int) not in (None, 0, 1),
+        "expert_gating_func": metadata.find(f"{prefix}.expert_gating_func", int) not in (None, _SOFTMAX),
+        "expert_weights_scale": metadata.find(f"{prefix}.expert_weights_scale", float) not in (None, 0.0, 1.0),
+        "expert_weights_norm": metadata.find(f"{prefix}.expert_weights_norm", bool) is False,
+    }
+    for name in unusual:
+        if unusual[name]:
+            raise metadata.wrong(f"{prefix}.{name}", "asks for another kind of experts, which is not supported")
+    length = metadata.find(f"{prefix}.expert_feed_forward_length", int)
+    inner_size = metadata.get(f"{prefix}.feed_forward_length", int) if length is None else length
+    return ExpertShape(num_experts, metadata.get(f"{prefix}.expert_used_count", int), inner_size)
+
+
+def _refuse_variants(metadata: GgufMetadata, prefix: str, head_dim: int) -> None:
     if metadata.find(f"{prefix}.rope.dimension_count", int) not in (None, head_dim):
         raise metadata.wrong(f"{prefix}.rope.dimension_count", "is a part of the head, which is not supported")
     scaling = metadata.find(f"{prefix}.rope.scaling.type", str)

@@ -72,7 +72,7 @@ class HfCheckpoint:
         if not data:
             raise InvalidModel(f"{self.path.name}: has no {_CONFIG}, so it is not a model's folder", param=_CONFIG)
         # First the name: a model of another kind lacks fields, and would be told so in the wrong words.
-        family_of_class(parse_json(data, _Named, _CONFIG).architectures or [], _CONFIG)
+        self._family = family_of_class(parse_json(data, _Named, _CONFIG).architectures or [], _CONFIG)
         config = parse_json(data, HfConfig, _CONFIG)
         generation = self._documents.read_json(_GENERATION, HfGeneration) or HfGeneration()
         return shape_of_config(config, generation, _CONFIG), generation.defaults(_GENERATION)
@@ -81,7 +81,8 @@ class HfCheckpoint:
         for name in self._weight_names():
             file = WeightFile(self.path / name)
             self._files.append((file, []))
-            self._files[-1][1].extend(read_safetensors_header(file))
+            tensors = read_safetensors_header(file)
+            self._files[-1][1].extend(replace(tensor, name=self._family.tensor_name(tensor.name)) for tensor in tensors)
         found: dict[str, tuple[int, ...]] = {}
         for file, tensors in self._files:
             for tensor in tensors:

@@ -15,7 +15,7 @@ def tensor_dims(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     """Every tensor of the model: embeddings, the layers in order, the last norm, the head unless it is tied."""
     dims: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocab_size, shape.hidden_size)}
     for layer in range(shape.num_layers):
-        dims.update((f"model.layers.{layer}.{name}", size) for name, size in _layer_dims(shape))
+        dims.update((f"model.layers.{layer}.{name}", size) for name, size in _layer_dims(shape, layer))
     dims["model.norm.weight"] = (shape.hidden_size,)
     if not shape.tied_embeddings:
         dims["lm_head.weight"] = (shape.vocab_size, shape.hidden_size)
@@ -39,8 +39,8 @@ def check_tensors(shape: ModelShape, found: Mapping[str, tuple[int, ...]], sourc
             raise InvalidModel(f"{source}: tensor {name} has no place in a {shape.architecture} model", param=name)
 
 
-def _layer_dims(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, inner = shape.hidden_size, shape.intermediate_size
+def _layer_dims(shape: ModelShape, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden = shape.hidden_size
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     yield "input_layernorm.weight", (hidden,)
     for name, rows in (("q", queries), ("k", keys), ("v", keys)):
@@ -54,6 +54,16 @@ def _layer_dims(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
     if shape.output_bias:
         yield "self_attn.o_proj.bias", (hidden,)
     yield "post_attention_layernorm.weight", (hidden,)
-    yield "mlp.gate_proj.weight", (inner, hidden)
-    yield "mlp.up_proj.weight", (inner, hidden)
-    yield "mlp.down_proj.weight", (hidden, inner)
+    experts = shape.experts_of(layer)
+    if experts is None:
+        yield from _feed_forward_dims("mlp", hidden, shape.intermediate_size)
+        return
+    yield "mlp.gate.weight", (experts.num_experts, hidden)
+    for expert in range(experts.num_experts):
+        yield from _feed_forward_dims(f"mlp.experts.{expert}", hidden, experts.inner_size)
+
+
+def _feed_forward_dims(prefix: str, hidden: int, inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{prefix}.gate_proj.weight", (inner, hidden)
+    yield f"{prefix}.up_proj.weight", (inner, hidden)
+    yield f"{prefix}.down_proj.weight", (hidden, inner)

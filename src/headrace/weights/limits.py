@@ -3,7 +3,7 @@
 import math
 
 from headrace.core.errors import InvalidModel
-from headrace.weights.shape import ModelShape
+from headrace.weights.shape import ExpertShape, ModelShape
 
 # Far above any model this engine could hold, far below what would hurt to count.
 _MOST = {
@@ -16,6 +16,9 @@ _MOST = {
     "vocab_size": 2**20,
     "context_len": 2**24,
 }
+_MOST_EXPERTS = {"num_experts": 2**10, "inner_size": 2**20}
+# Each is three tensors that are counted by name.
+_MOST_EXPERTS_IN_ALL = 2**16
 _RANGES = {"rms_eps": (1e-12, 1e-1), "rope_theta": (1.0, 1e12)}
 _MOST_EOS_IDS = 64
 
@@ -37,6 +40,26 @@ def check_shape(shape: ModelShape, source: str) -> None:
         raise InvalidModel(f"{source}: head_dim is {shape.head_dim}, which is odd", param="head_dim")
     _check_rope(shape, source)
     _check_ids(shape, source)
+    if shape.experts is not None:
+        _check_experts(shape.experts, shape.num_layers, source)
+
+
+def _check_experts(experts: ExpertShape, num_layers: int, source: str) -> None:
+    for field, most in _MOST_EXPERTS.items():
+        value = getattr(experts, field)
+        if not 1 <= value <= most:
+            raise InvalidModel(f"{source}: {field} of its experts is {value}, not from 1 to {most}", param=field)
+    if not 1 <= experts.num_chosen <= experts.num_experts:
+        told = f"{experts.num_chosen} of {experts.num_experts} experts cannot be chosen for a token"
+        raise InvalidModel(f"{source}: {told}", param="num_chosen")
+    if num_layers * experts.num_experts > _MOST_EXPERTS_IN_ALL:
+        told = f"{experts.num_experts} experts in each of {num_layers} layers are more than {_MOST_EXPERTS_IN_ALL}"
+        raise InvalidModel(f"{source}: {told}", param="num_experts")
+    for layer in experts.dense_layers:
+        if not 0 <= layer < num_layers:
+            raise InvalidModel(f"{source}: layer {layer} without experts is none of {num_layers}", param="dense_layers")
+    if len(set(experts.dense_layers)) >= num_layers:
+        raise InvalidModel(f"{source}: no layer is left to have experts", param="dense_layers")
 
 
 def _check_rope(shape: ModelShape, source: str) -> None:

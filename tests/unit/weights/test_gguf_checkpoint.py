@@ -243,7 +243,7 @@ def test_the_file_is_hashed_while_it_is_read(tmp_path: Path) -> None:
         ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count"),
         ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type"),
         ({"llama.rope.scale_linear": 2.0}, "llama.rope.scale_linear"),
-        ({"llama.expert_count": 8}, "llama.expert_count"),
+        ({"llama.expert_count": 8}, "llama.expert_used_count"),
         ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model"),
         ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.token_type"),
         ({"tokenizer.ggml.token_type": [1, 2]}, "tokenizer.ggml.token_type"),

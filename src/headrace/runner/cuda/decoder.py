@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headrace.runner.cuda.device_slots import DeviceSlots, StepInputs
+from headrace.runner.cuda.expert_space import ExpertSpace
 from headrace.runner.cuda.kv_pool import KvPool
 from headrace.runner.cuda.layout import Layout
 from headrace.runner.cuda.ops import Ops
@@ -66,14 +67,20 @@ class Workspace:
         self.qkv = make(max_tokens, (heads + 2 * shape.num_kv_heads) * shape.head_dim)
         self.queries = make(max_tokens, heads, shape.head_dim)
         self.attended = make(max_tokens, heads, shape.head_dim)
-        self.gate_up = make(max_tokens, 2 * shape.intermediate_size)
-        self.inner = make(max_tokens, shape.intermediate_size)
+        dense = shape.intermediate_size if shape.num_dense_layers else 0
+        self.gate_up = make(max_tokens, 2 * dense)
+        self.inner = make(max_tokens, dense)
         self.lasts = make(max_samples, hidden)
         self.logits = make(max_samples, shape.vocab_size)
+        self.experts: ExpertSpace | None = None
+        if shape.experts is not None:
+            self.experts = ExpertSpace.make(shape.experts, hidden, max_tokens, device, dtype)
 
     @property
     def size_bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in vars(self).values())
+        tensors = (value for value in vars(self).values() if isinstance(value, Tensor))
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return size if self.experts is None else size + self.experts.size_bytes
 
 
 class Decoder:
@@ -106,7 +113,7 @@ class Decoder:
         residual, normed, update = space.residual[:tokens], space.normed[:tokens], space.update[:tokens]
         torch.index_select(self._weights.embeddings, 0, inputs.ids[:tokens], out=residual)
         layers = self._weights.layers
-        if step.layout.tokens == 0 and tokens == 1 and not ops.row_exact:
+        if step.layout.tokens == 0 and tokens == 1 and not ops.row_exact and space.experts is None:
             for index, layer in enumerate(layers):
                 self._pass_one(index, layer, step, slots)
             ops.rms_norm(residual, self._weights.norm, eps, normed)
@@ -116,7 +123,7 @@ class Decoder:
         for index, layer in enumerate(layers):
             self._attend(index, layer, step, slots, inputs)
             ops.add_rms_norm(update, residual, layer.post_norm, eps, normed)
-            self._feed(layer, tokens)
+            self._feed(layer, tokens, inputs)
             ops.add_rms_norm(update, residual, norms[index], eps, normed)
         return normed
 
@@ -219,8 +226,26 @@ class Decoder:
         ops.row_product(residual, layer.gate_up, inner, norm=layer.post_norm, eps=eps, gated=True)
         ops.row_product(inner, layer.down, residual, adds=True)
 
-    def _feed(self, layer: LayerWeights, tokens: int) -> None:
+    def _feed(self, layer: LayerWeights, tokens: int, inputs: StepInputs) -> None:
         space = self._space
+        if layer.router is not None:
+            self._ask_experts(layer, layer.router, tokens, inputs)
+            return
         self._ops.product(space.normed[:tokens], layer.gate_up, None, space.gate_up[:tokens])
         self._ops.silu_mul(space.gate_up[:tokens], space.inner[:tokens])
         self._ops.product(space.inner[:tokens], layer.down, None, space.update[:tokens])
+
+    def _ask_experts(self, layer: LayerWeights, router: Tensor, tokens: int, inputs: StepInputs) -> None:
+        space, shape = self._space, self._shape.experts
+        assert shape is not None and space.experts is not None
+        self._ops.experts(
+            space.normed[:tokens],
+            inputs.cells[:tokens],
+            router,
+            layer.gate_up,
+            layer.down,
+            shape.num_chosen,
+            space.update[:tokens],
+            space.experts,
+            normed=shape.normed,
+        )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from headrace.runner.cuda.device_slots import DeviceSlots, StepInputs
 from headrace.runner.cuda.kernels.exact_product import exact_product
+from headrace.runner.cuda.kernels.experts import exact_experts
 from headrace.runner.cuda.kernels.prefill_attention import prefill_attention
 from headrace.runner.cuda.layout import Layout
 from headrace.runner.cuda.triton_ops import TritonOps
@@ -18,6 +19,9 @@ from headrace.weights.shape import ModelShape
 
 
 class ExactOps(TritonOps):
+    product = staticmethod(exact_product)
+    experts = staticmethod(exact_experts)
+
     def __init__(self, shape: ModelShape, slots: int, device: torch.device) -> None:
         super().__init__(shape, slots, device)
         # Of the step at hand: what its decode rows are as chunks.
@@ -41,9 +45,6 @@ class ExactOps(TritonOps):
             of = packet[at : at + count]
             self._prior[:count] = slots.lengths[of.clamp(min=0).long()] - 1
             self._tiles[:count, 0] = torch.where(of >= 0, self._offsets[:count], -1)
-
-    def product(self, rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        exact_product(rows, weight, bias, out)
 
     def scratch(self, rows: int, context: int) -> Any:
         return None

@@ -3,13 +3,22 @@
 import hashlib
 import platform
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 
 import msgspec
 import torch
 
 # Where the order of a sum is decided: kernels, how they are chosen, what is computed between them, by how many rows.
-_SOURCES = ("triton_ops.py", "exact_ops.py", "products.py", "decoder.py", "buckets.py", "layout.py")
+_SOURCES = (
+    "triton_ops.py",
+    "exact_ops.py",
+    "products.py",
+    "decoder.py",
+    "expert_space.py",
+    "buckets.py",
+    "layout.py",
+)
 
 
 def fingerprint(digest: Mapping[str, str], dtype: torch.dtype, ops: str, device: torch.device) -> str:
@@ -17,7 +26,7 @@ def fingerprint(digest: Mapping[str, str], dtype: torch.dtype, ops: str, device:
         sorted(digest.items()),
         (str(dtype), ops, kernels_version()),
         (device.type, device_kind(device)),
-        (str(torch.__version__), torch.version.cuda or "", platform.machine()),
+        (str(torch.__version__), torch.version.cuda or "", compiler_version(), platform.machine()),
     )
     name = str(dtype).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
     return f"{device.type}-{name}-{hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]}"
@@ -32,6 +41,16 @@ def kernels_version() -> str:
         data = place.read_bytes()
         found.update(len(data).to_bytes(8, "little") + data)
     return found.hexdigest()[:16]
+
+
+def compiler_version() -> str:
+    """Triton's, which turns the sources into machine code. It is not imported: some who ask run no kernel."""
+    for name in ("triton", "pytorch-triton"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return ""
 
 
 def device_kind(device: torch.device) -> str:

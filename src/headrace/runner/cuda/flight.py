@@ -64,18 +64,18 @@ class Flight:
         rows, width = len(self.plan.slots), laid.layout.num_samples
         verdicts = answer.view(np.uint8)[4 * width : 5 * width]
         if laid.layout.tokens == 0:
-            tokens, found = answer[:rows].copy(), verdicts[:rows]
+            tokens, found = answer[:rows].copy(), verdicts[:rows].copy()
         else:
             samples = len(laid.sampling)
             tokens, found = np.full(rows, -1, np.int32), np.zeros(rows, np.uint8)
             tokens[laid.sampling] = answer[:samples]
             found[laid.sampling] = verdicts[:samples]
-            bad = answer[answer_words(width) :][: len(laid.chunks)] > 0
-            found[laid.chunks[bad]] = RowStatus.NOT_FINITE
         if self.chosen is not None:
-            found = found.copy()
             tokens[self.chosen.rows] = self.chosen.tokens
             found[self.chosen.rows] = self.chosen.statuses
+        # Whatever token could be chosen after it: a chunk that is not finite must not reach the prefix cache.
+        bad = answer[answer_words(width) :][: len(laid.chunks)] > 0
+        found[laid.chunks[bad]] = RowStatus.NOT_FINITE
         # What was known before is the better reason.
         statuses = np.where(self.failed, self.failed, found)
         tokens[statuses != RowStatus.OK] = -1

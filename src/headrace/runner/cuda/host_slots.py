@@ -12,6 +12,7 @@ from headrace.core.plan import BoolArray, IntArray, Plan, RowStatus, SlotStart
 from headrace.runner.cuda.slot_words import SlotWords, is_special
 
 _NO_PAIRS = np.zeros((0, 2), np.int32)
+_ALWAYS = 2**62
 
 
 def table_width(config: EngineConfig) -> int:
@@ -20,7 +21,8 @@ def table_width(config: EngineConfig) -> int:
 
 
 class HostSlots:
-    """`ids[slot]` are the ids a slot was given, `known[slot]` how many; those sampled since are the device's alone."""
+    """`ids[slot]` are the ids a slot was given, `known[slot]` how many; those sampled since are the device's alone.
+    `lengths[slot]` counts both, once all that was launched has run."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
@@ -29,10 +31,12 @@ class HostSlots:
         # The system gives a page of these zeros when it is first written.
         self.ids = np.zeros((slots, config.context_len + 1), np.int32)
         self.known = np.zeros(slots, np.int32)
+        self.lengths = np.zeros(slots, np.int32)
         self.num_blocks = np.zeros(slots, np.int32)
         self.num_prompt = np.zeros(slots, np.int32)
         self.failed = np.zeros(slots, np.uint8)
-        self.special = np.zeros(slots, np.bool_)
+        # The graph cannot sample tokens before this position; 0: it can sample them all.
+        self.special_until = np.zeros(slots, np.int64)
         self.scores_prompt = np.zeros(slots, np.bool_)
         # The plan that brought the occupant: what an earlier plan found out is not about it.
         self._begun_in = np.full(slots, -(2**62), np.int64)
@@ -50,16 +54,31 @@ class HostSlots:
         return np.concatenate(pairs) if pairs else _NO_PAIRS
 
     def check(self, plan: Plan) -> None:
-        """Every row's positions have blocks, and every token an id."""
-        ends = plan.starts + plan.counts
-        known = self.known[plan.slots]
+        """Every row has tokens, its positions have blocks, every token an id, and it samples exactly where the ids end."""
+        ends, lengths = plan.starts + plan.counts, self.lengths[plan.slots]
         wrong = ends > self.num_blocks[plan.slots] * np.int32(self._config.block_size)
-        wrong |= (plan.counts > 1) & (ends > known)
+        wrong |= ends > np.where(plan.counts > 1, self.known[plan.slots], lengths)
         if wrong.any():
             row = int(wrong.argmax())
             raise MemoryCorrupted(
                 f"slot {plan.slots[row]}: a row up to position {ends[row] - 1} has no block or no id for it"
             )
+        wrong = (plan.counts < 1) | (plan.samples != (ends == lengths))
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise MemoryCorrupted(
+                f"slot {plan.slots[row]}: a row of {plan.counts[row]} tokens up to position {ends[row] - 1} must sample"
+                f" exactly where its ids end, at position {lengths[row] - 1}"
+            )
+
+    def note_samples(self, plan: Plan) -> None:
+        """Every row that samples gives its slot one id more."""
+        self.lengths[plan.slots[plan.samples]] += 1
+
+    def is_special(self, slots: IntArray, ends: IntArray) -> BoolArray:
+        """Whether the token at `ends` of each slot must be chosen outside of the graph."""
+        special: BoolArray = ends < self.special_until[slots]
+        return special
 
     def fed_by_device(self, plan: Plan) -> BoolArray:
         """Rows of one token that is the slot's last: the device has it, whether the host has seen it or not."""
@@ -84,10 +103,10 @@ class HostSlots:
         self.failed[slot] = RowStatus.OK if in_range else RowStatus.OUT_OF_RANGE
         # The row of a failed slot runs, is not believed, and must only do no harm.
         self.ids[slot, : len(ids)] = ids if in_range else np.clip(ids, 0, config.vocab_size - 1)
-        self.known[slot] = len(ids)
+        self.known[slot] = self.lengths[slot] = len(ids)
         self.num_prompt[slot] = start.num_prompt
         self.num_blocks[slot] = len(start.blocks)
-        self.special[slot] = is_special(start.sampling)
+        self.special_until[slot] = _ALWAYS if is_special(start.sampling) else _stops_from(start)
         self.scores_prompt[slot] = start.sampling.prompt_logprobs is not None
         self._begun_in[slot] = step
         return self.words.begin(start, config.vocab_size)
@@ -108,3 +127,9 @@ class HostSlots:
         pairs[:, 0] = self.words.tables_at + slots * np.int32(self.words.width) + places
         pairs[:, 1] = blocks
         return pairs
+
+
+def _stops_from(start: SlotStart) -> int:
+    """Before this position stops are forbidden; 0 where they never are."""
+    min_tokens = start.sampling.min_tokens
+    return start.num_prompt + min_tokens if min_tokens else 0

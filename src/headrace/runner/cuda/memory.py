@@ -26,11 +26,13 @@ def plan_blocks(
     weights_bytes: int,
     workspace_bytes: int,
     num_graphs: int,
+    look_bytes: int,
     share: float = DEFAULT_SHARE,
 ) -> MemoryPlan:
-    """At most `config.blocks`. `free_bytes` was measured with weights and workspace in place; graphs are still to come."""
+    """At most `config.blocks`. `free_bytes` was measured with weights and workspace in place; graphs are still to come, and
+    so are the first rows that are sampled outside of them."""
     each = block_bytes(shape, config.block_size, dtype)
-    to_come = num_graphs * GRAPH_BYTES
+    to_come = num_graphs * GRAPH_BYTES + look_bytes
     usable = max(0, int(free_bytes * share) - to_come)
     blocks = min(config.blocks, usable // each)
     tokens = min(_LEAST_CONTEXT, config.context_len)
@@ -39,7 +41,7 @@ def plan_blocks(
         raise ModelTooLarge(
             f"one sequence of {tokens} tokens needs {least * each / _MIB:,.0f} MiB of KV memory, and"
             f" {usable / _MIB:,.0f} MiB are left on the card beside {weights_bytes / _MIB:,.0f} MiB of weights,"
-            f" {workspace_bytes / _MIB:,.0f} MiB for a step and {to_come / _MIB:,.0f} MiB for graphs"
+            f" {workspace_bytes / _MIB:,.0f} MiB for a step and {to_come / _MIB:,.0f} MiB for graphs and sampling"
         )
     return MemoryPlan(free_bytes, share, weights_bytes, to_come, each, config.block_size, blocks)
 
@@ -50,7 +52,7 @@ def sentences(plan: MemoryPlan, workspace_bytes: int) -> tuple[str, ...]:
     return (
         f"weights take {plan.weights_bytes / _MIB:,.0f} MiB and the largest step {workspace_bytes / _MIB:,.0f} MiB;"
         f" {plan.free_bytes / _MIB:,.0f} MiB are free beside them",
-        f"of these {plan.share:.0%} may be used, less {plan.workspace_bytes / _MIB:,.0f} MiB for graphs",
+        f"of these {plan.share:.0%} may be used, less {plan.workspace_bytes / _MIB:,.0f} MiB for graphs and sampling",
         f"KV: {plan.kv_bytes / _MIB:,.0f} MiB / {per_token} bytes per token ="
         f" {plan.blocks * plan.block_size} tokens in {plan.blocks} blocks of {plan.block_size}",
     )

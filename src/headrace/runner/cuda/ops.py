@@ -1,7 +1,8 @@
 """What a step asks of the device: the Protocol that kernels and their plain reference meet.
 
 Every call writes its outputs wholly, allocates nothing that outlives it and does not wait for the device, so that it
-can be part of a graph. Free memory may hold NaN. A row or token of slot -1 is padding.
+can be part of a graph. Free memory may hold NaN. A row or token of slot -1 is padding. Arguments go by their places, so
+that a function of other names for them is an operation too.
 """
 
 from typing import Any, Protocol
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from headrace.runner.cuda.device_slots import DeviceSlots, StepInputs
+from headrace.runner.cuda.expert_space import ExpertSpace
 from headrace.runner.cuda.layout import Layout
 
 
@@ -25,15 +27,15 @@ class Ops(Protocol):
         """Whether a row's bits depend on its own sequence alone. Whoever adds a way around one of these operations, for
         some numbers of rows, must leave it where this is asked for."""
 
-    def begin(self, packet: Tensor, layout: Layout, slots: DeviceSlots, inputs: StepInputs, block_size: int) -> None:
+    def begin(self, packet: Tensor, layout: Layout, slots: DeviceSlots, inputs: StepInputs, block_size: int, /) -> None:
         """Write the packet's changes, then every row's length, then every token's id, position and cell."""
 
-    def product(self, rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    def product(self, rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, /) -> None:
         """`out` [rows, height] = `rows` [rows, width] times `weight` [height, width], plus `bias` [height]."""
 
-    def rms_norm(self, rows: Tensor, weight: Tensor, eps: float, out: Tensor) -> None: ...
+    def rms_norm(self, rows: Tensor, weight: Tensor, eps: float, out: Tensor, /) -> None: ...
 
-    def add_rms_norm(self, rows: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    def add_rms_norm(self, rows: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor, /) -> None:
         """`residual` += rows, then out = RMSNorm(residual)."""
 
     def rotary_write(
@@ -49,10 +51,29 @@ class Ops(Protocol):
         queries: Tensor,
         keys: Tensor,
         values: Tensor,
+        /,
     ) -> None:
         """Norm (where given) and turn queries [t, heads, dim] and keys; write keys and values into their cells."""
 
-    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None: ...
+    def silu_mul(self, gate_up: Tensor, out: Tensor, /) -> None: ...
+
+    def experts(
+        self,
+        rows: Tensor,
+        cells: Tensor,
+        router: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+        num_chosen: int,
+        out: Tensor,
+        space: ExpertSpace,
+        /,
+        *,
+        normed: bool,
+    ) -> None:
+        """Each row of `rows`, `out` [rows, width] by `num_chosen` of its experts: `router` [experts, width], `gate_up`
+        [experts, 2 inner, width], `down` [experts, width, inner]. Rows of cell -1 are padding and become zeros, rows that
+        are not finite NaN."""
 
     def scratch(self, rows: int, context: int) -> Any:
         """Memory that attention of so many single tokens needs, made once per bucket; none has more positions than
@@ -69,6 +90,7 @@ class Ops(Protocol):
         lengths: Tensor,
         scale: float,
         scratch: Any,
+        /,
     ) -> None:
         """A query [rows, heads, dim] each over the first `lengths[slot]` positions of its slot."""
 
@@ -91,6 +113,7 @@ class Ops(Protocol):
         lengths: Tensor,
         scale: float,
         scratch: Any,
+        /,
     ) -> None:
         """`rotary_write` and `decode_attention` of rows that are one token each, the last of its slot."""
 
@@ -99,6 +122,7 @@ class Ops(Protocol):
         row: Tensor,
         weight: Tensor,
         out: Tensor,
+        /,
         *,
         norm: Tensor | None = None,
         eps: float = 0.0,
@@ -121,10 +145,11 @@ class Ops(Protocol):
         prior: Tensor,
         tiles: Tensor,
         scale: float,
+        /,
     ) -> None:
         """Chunks of several sequences, each token over all positions up to its own. Chunk c's tokens are `offsets[c]` to
         `offsets[c + 1]`; other tokens of `out` are left alone."""
 
-    def sample(self, logits: Tensor, slots: Tensor, state: DeviceSlots, tokens: Tensor, statuses: Tensor) -> None:
+    def sample(self, logits: Tensor, slots: Tensor, state: DeviceSlots, tokens: Tensor, statuses: Tensor, /) -> None:
         """A token (int32, -1 for padding and failed rows) and a status (uint8) for each row, by its slot's settings; the
         token's place is the slot's length. Tokens become their slots' `state.last` too."""

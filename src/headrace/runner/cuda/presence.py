@@ -52,7 +52,9 @@ def choose_device(device: str, dtype: str, shape: ModelShape, look: CardLook) ->
         return "cpu"
     refused = _refusal(shape)
     if device == "auto":
-        if look.usable and refused is None and dtype in DTYPES:
+        # Experts have been proven on a card by nobody yet: whoever wants them there says so, by device or dtype.
+        is_proven = shape.experts is None or dtype == "bf16"
+        if look.usable and refused is None and is_proven and dtype in DTYPES:
             return "cuda"
         if dtype == "bf16":
             raise InvalidInput(f"dtype bf16 needs a CUDA card: {refused or look.words}", param="dtype")

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from headrace.core.plan import RowStatus
 from headrace.runner.cuda.device_slots import DeviceSlots, StepInputs
+from headrace.runner.cuda.expert_space import ExpertSpace
+from headrace.runner.cuda.kernels import plain_experts
 from headrace.runner.cuda.layout import Layout
 from headrace.runner.cuda.products import library_product
 from headrace.runner.torch import luck
@@ -88,6 +90,21 @@ class ReferenceOps:
         gate, up = gate_up.float().chunk(2, -1)
         out.copy_(torch.nn.functional.silu(gate) * up)
 
+    def experts(
+        self,
+        rows: Tensor,
+        cells: Tensor,
+        router: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+        num_chosen: int,
+        out: Tensor,
+        space: ExpertSpace,
+        *,
+        normed: bool,
+    ) -> None:
+        out.copy_(plain_experts.experts(rows, cells, router, gate_up, down, num_chosen, normed=normed))
+
     def scratch(self, rows: int, context: int) -> None:
         return None
 
@@ -103,7 +120,8 @@ class ReferenceOps:
         scale: float,
         scratch: object,
     ) -> None:
-        for row, slot in enumerate(slots.tolist()):
+        # A step of few tokens has fewer rows than slots are named.
+        for row, slot in enumerate(slots[: len(out)].tolist()):
             if slot < 0:
                 out[row] = 0
                 continue

@@ -5,7 +5,8 @@ the same step without one; nothing here waits for the device but `collect`, and 
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from headrace.runner.cuda.machine import Machine
 from headrace.runner.cuda.memory import DEFAULT_SHARE, plan_blocks, sentences
 from headrace.runner.cuda.ops import Ops
 from headrace.runner.cuda.packet import Laid, decode_packet, mixed_packet, padding_packet, put_changes
-from headrace.runner.cuda.second_look import SecondLook
+from headrace.runner.cuda.second_look import SecondLook, look_bytes
 from headrace.runner.cuda.weights import Weights, WeightSource, weights_bytes
 from headrace.runner.torch.memory import MemoryPlan
 from headrace.runner.torch.score_pile import ScorePile
@@ -109,37 +110,14 @@ class CudaRunner:
 
     def fit(self, share: float = DEFAULT_SHARE) -> MemoryPlan:
         """Load, and take as many blocks as the card has room for, at most `config.blocks`; `notes` says how many."""
-        config, most = self._config, self._config.blocks
-        needed, free = weights_bytes(self._shape, self._dtype), self._lane.free_bytes()
-        if needed > free:
-            raise ModelTooLarge(
-                f"the weights take {needed / _MIB:,.0f} MiB and {free / _MIB:,.0f} MiB of the card are free"
-            )
-        self._load_weights()
-        self._place(min(most, _PROBE_BLOCKS))
-        with torch.inference_mode(), self._lane.scope():
-            self._machine.rehearse(capture=False)
-        # What the libraries took for these steps they keep.
-        num_graphs = len(self._machine.choice.all())
-        del self._machine, self._pool
-        plan = plan_blocks(
-            self._shape,
-            replace(config, blocks=most),
-            self._dtype,
-            free_bytes=self._lane.free_bytes(),
-            weights_bytes=self.weights_bytes,
-            workspace_bytes=self._space.size_bytes,
-            num_graphs=num_graphs,
-            share=share,
-        )
-        self.notes = sentences(plan, self._space.size_bytes)
-        self._place(plan.blocks)
-        return plan
+        self._check_room()
+        with self._room():
+            return self._fit(share)
 
     def warm_up(self) -> None:
         """Compile everything, capture the usual graphs; no slot and no block changes."""
         self._check_usable()
-        with torch.inference_mode(), self._lane.scope():
+        with self._room(), torch.inference_mode(), self._lane.scope():
             self._machine.rehearse(capture=True)
 
     def launch(self, plan: Plan) -> None:
@@ -148,12 +126,8 @@ class CudaRunner:
             raise RunnerFailed(f"step {plan.step} is launched before step {self._flights[-1].plan.step} is sampled")
         if len(self._flights) >= DEPTH:
             raise RunnerFailed(f"step {plan.step} is launched with {DEPTH} in flight already")
-        try:
-            with torch.inference_mode(), self._lane.scope():
-                self._flights.append(self._start(plan))
-        except (RunnerFailed, RuntimeError, IndexError, ValueError) as error:
-            self._gone = f"step {plan.step}: {error}"
-            raise RunnerFailed(self._gone) from error
+        with self._step(plan.step), torch.inference_mode(), self._lane.scope():
+            self._flights.append(self._start(plan))
 
     def sample(self, step: int, masks: Masks | None) -> None:
         """The graph has sampled; rows that need more are looked at again. Then the answer is sent for."""
@@ -162,18 +136,13 @@ class CudaRunner:
         if flight is None or flight.is_sampled or flight.plan.step != step:
             raise RunnerFailed(f"step {step} is sampled and is not the last launched, or was sampled before")
         flight.is_sampled = True
-        rows = flight.laid.sampling
-        special = self._slots.special[flight.plan.slots[rows]]
-        try:
-            with torch.inference_mode(), self._lane.scope():
-                if special.any():
-                    self._look_again(flight, np.flatnonzero(special), masks)
-                envelope = flight.envelope
-                self._machine.fetch(envelope.answer, flight.answer_words)
-                envelope.after.put()
-        except RuntimeError as error:
-            self._gone = f"step {step}: {error}"
-            raise RunnerFailed(self._gone) from error
+        plan, rows, envelope = flight.plan, flight.laid.sampling, flight.envelope
+        special = self._slots.is_special(plan.slots[rows], plan.starts[rows] + plan.counts[rows])
+        with self._step(step), torch.inference_mode(), self._lane.scope():
+            if special.any():
+                self._look_again(flight, np.flatnonzero(special), masks)
+            self._machine.fetch(envelope.answer, flight.answer_words)
+            envelope.after.put()
 
     def collect(self) -> StepResult:
         self._check_usable()
@@ -181,12 +150,9 @@ class CudaRunner:
         if flight is None or not flight.is_sampled:
             raise RunnerFailed("nothing that was sampled is in flight to collect")
         envelope, plan = flight.envelope, flight.plan
-        try:
+        with self._step(plan.step):
             envelope.after.wait()
             elapsed_s = envelope.after.seconds_since(envelope.before)
-        except RuntimeError as error:
-            self._gone = f"step {plan.step}: {error}"
-            raise RunnerFailed(self._gone) from error
         self._flights.popleft()
         self._envelopes.append(envelope)
         tokens, statuses = flight.read()
@@ -215,13 +181,49 @@ class CudaRunner:
             if hasattr(self, name):
                 delattr(self, name)
 
+    def _check_room(self) -> None:
+        """Before anything is read."""
+        weights, free = weights_bytes(self._shape, self._dtype), self._lane.free_bytes()
+        step = self._workspace(torch.device("meta")).size_bytes
+        if weights + step > free:
+            raise ModelTooLarge(
+                f"the weights take {weights / _MIB:,.0f} MiB and the largest step {step / _MIB:,.0f} MiB, and"
+                f" {free / _MIB:,.0f} MiB of the card are free"
+            )
+
+    def _fit(self, share: float) -> MemoryPlan:
+        config, most = self._config, self._config.blocks
+        self._load_weights()
+        self._place(min(most, _PROBE_BLOCKS))
+        with torch.inference_mode(), self._lane.scope():
+            self._machine.rehearse(capture=False)
+        # What the libraries took for these steps they keep.
+        num_graphs = len(self._machine.choice.all())
+        del self._machine, self._pool
+        plan = plan_blocks(
+            self._shape,
+            replace(config, blocks=most),
+            self._dtype,
+            free_bytes=self._lane.free_bytes(),
+            weights_bytes=self.weights_bytes,
+            workspace_bytes=self._space.size_bytes,
+            num_graphs=num_graphs,
+            look_bytes=look_bytes(config),
+            share=share,
+        )
+        self.notes = sentences(plan, self._space.size_bytes)
+        self._place(plan.blocks)
+        return plan
+
     def _load_weights(self) -> None:
-        config = self._config
-        tokens = max(config.max_step_tokens, config.slots)
         with torch.inference_mode(), self._lane.scope():
             self._weights = self._source(self._shape, self._lane.device, self._dtype)
-            self._space = Workspace(self._shape, tokens, config.slots, self._lane.device, self._dtype)
+            self._space = self._workspace(self._lane.device)
         self.weights_bytes = self._weights.size_bytes
+
+    def _workspace(self, device: torch.device) -> Workspace:
+        config = self._config
+        return Workspace(self._shape, max(config.max_step_tokens, config.slots), config.slots, device, self._dtype)
 
     def _place(self, blocks: int) -> None:
         """Take memory for this many blocks, in place of what was taken before."""
@@ -250,12 +252,32 @@ class CudaRunner:
     def _envelope(self) -> Envelope:
         return Envelope.make(self._lane, self._machine.packet_words, self._machine.answer_words)
 
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        """Whatever turns out not to fit before the first request is a model too large for the card."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            self.close()
+            words = str(error).partition(". ")[0]
+            raise ModelTooLarge(f"the card's memory does not hold the model and its first steps: {words}") from error
+
+    @contextmanager
+    def _step(self, step: int) -> Iterator[None]:
+        """Whatever fails in it, here or on the device, ends the runner."""
+        try:
+            yield
+        except (RunnerFailed, RuntimeError, IndexError, ValueError) as error:
+            self._gone = f"step {step}: {error}"
+            raise RunnerFailed(self._gone) from error
+
     def _start(self, plan: Plan) -> Flight:
         self._pool.release(plan.freed_blocks)
         changes = self._slots.update(plan)
         for start in plan.begun:
             self._look.begin(start)
         self._slots.check(plan)
+        self._slots.note_samples(plan)
         envelope = self._envelopes.popleft()
         laid = self._lay_out(plan, envelope)
         envelope.before.put()
@@ -294,15 +316,13 @@ class CudaRunner:
 
     def _look_again(self, flight: Flight, which: NDArray[np.intp], masks: Masks | None) -> None:
         """Choose the tokens of these samples anew, and tell the device."""
-        plan, rows = flight.plan, flight.laid.sampling[which]
-        device = self._lane.device
-        logits = self._machine.logits(flight.laid.layout).index_select(0, torch.from_numpy(which).to(device))
+        plan, rows, device = flight.plan, flight.laid.sampling[which], self._lane.device
         slots, ends = plan.slots[rows], plan.starts[rows] + plan.counts[rows]
-        sampled = self._look.sample(logits, slots, ends, masks, rows.astype(np.int32))
-        if sampled.scores is not None:
-            flight.scores.add(sampled.scores)
-        flight.chosen = Chosen(rows, sampled.tokens, sampled.statuses)
-        tokens = torch.from_numpy(np.maximum(sampled.tokens, 0).astype(np.int32)).to(device)
+        logits = self._machine.logits(flight.laid.layout)
+        found = self._look.sample(logits, which, slots, ends, masks, rows.astype(np.int32), flight.scores)
+        flight.chosen = Chosen(rows, *found)
+        # A failed row's next input must only be an id.
+        tokens = torch.from_numpy(np.maximum(flight.chosen.tokens, 0)).to(device)
         self._machine.put_tokens(torch.from_numpy(slots.astype(np.int64)).to(device), tokens)
 
     def _score_prompts(self, flight: Flight) -> None:

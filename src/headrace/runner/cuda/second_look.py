@@ -13,11 +13,22 @@ from headrace.core.config import EngineConfig
 from headrace.core.plan import IntArray, Masks, SlotStart
 from headrace.runner.cuda.decoder import Decoder
 from headrace.runner.cuda.host_slots import HostSlots
-from headrace.runner.torch.sampler import Sampled, Sampler
+from headrace.runner.torch.sampler import Sampler
 from headrace.runner.torch.score_pile import ScorePile
 
+# Rows that are looked at together: what that takes must not grow with the slots.
+_LOOKED_ROWS = 32
+# Copies of their logits in float32 that the sampler makes, at most, and what it keeps to weigh whole rows in.
+_COPIES = 8
+_URN_BYTES = 16 << 20
 # Logits of prompt positions are made this many rows at a time.
 _SCORED_ROWS = 64
+
+
+def look_bytes(config: EngineConfig) -> int:
+    """The most that looking again takes: a few rows, and a count of every id for every slot, while their pool grows."""
+    row = 4 * config.vocab_size
+    return _URN_BYTES + min(config.slots, _LOOKED_ROWS) * _COPIES * row + config.slots * row * 3 // 2
 
 
 class SecondLook:
@@ -28,19 +39,41 @@ class SecondLook:
         self._slots = slots
         self._device = device
         self._sampler: Sampler | None = None
+        self._served = np.zeros(config.slots, np.bool_)
 
     def begin(self, start: SlotStart) -> None:
-        if not (self._slots.special[start.slot] or self._slots.scores_prompt[start.slot]):
+        slot = start.slot
+        wanted = bool(self._slots.special_until[slot] or self._slots.scores_prompt[slot])
+        if not wanted and not self._served[slot]:
             return
+        # Who wants nothing of the sampler still takes from it what the slot held for the one before.
+        self._served[slot] = wanted
         if self._sampler is None:
             config = self._config
             self._sampler = Sampler(config.slots, config.vocab_size, config.eos_ids, self._device)
         self._sampler.begin(start)
 
-    def sample(self, logits: Tensor, slots: IntArray, ends: IntArray, masks: Masks | None, rows: IntArray) -> Sampled:
-        """`logits` [n, vocabulary] of these rows of the plan."""
+    def sample(
+        self,
+        logits: Tensor,
+        which: NDArray[np.intp],
+        slots: IntArray,
+        ends: IntArray,
+        masks: Masks | None,
+        rows: IntArray,
+        pile: ScorePile,
+    ) -> tuple[IntArray, NDArray[np.uint8]]:
+        """Tokens and statuses of the samples `which` of `logits` [samples, vocabulary], which are these rows of the plan."""
         assert self._sampler is not None
-        return self._sampler.sample(logits.float(), slots, ends, masks, rows)
+        tokens, statuses = np.empty(len(which), np.int32), np.empty(len(which), np.uint8)
+        for at in range(0, len(which), _LOOKED_ROWS):
+            part = slice(at, at + _LOOKED_ROWS)
+            found = logits.index_select(0, torch.from_numpy(which[part]).to(self._device)).float()
+            sampled = self._sampler.sample(found, slots[part], ends[part], masks, rows[part])
+            tokens[part], statuses[part] = sampled.tokens, sampled.statuses
+            if sampled.scores is not None:
+                pile.add(sampled.scores)
+        return tokens, statuses
 
     def score_prompt(self, pile: ScorePile, decoder: Decoder, states: Tensor, slot: int, row: int, start: int) -> None:
         """`states` [count, hidden] are the chunk's, from position `start` on; each predicts the prompt's next id."""

@@ -73,13 +73,13 @@ def is_drawn(sampling: SamplingParams) -> bool:
 
 
 def is_special(sampling: SamplingParams) -> bool:
-    """Whether its rows are sampled again, outside of the graph: rules, penalties, masks, log-probabilities."""
+    """Whether all its rows are sampled again, outside of the graph: rules, penalties, masks, log-probabilities. Stops that
+    come too early are a matter of its first rows alone."""
     return bool(
         sampling.masked
         or sampling.logprobs is not None
         or sampling.allowed_ids
         or sampling.logit_bias
-        or sampling.min_tokens
         or penalties.asks(sampling)
     )
 

@@ -22,7 +22,8 @@ _DEVIATION = 0.02
 
 @dataclass(slots=True, frozen=True)
 class LayerWeights:
-    """Matrices are [out, in]; `gate_up` holds the gate's rows first."""
+    """Matrices are [out, in]; `gate_up` holds the gate's rows first. With a router, `gate_up` and `down` are
+    [experts, out, in]."""
 
     input_norm: Tensor
     qkv: Tensor
@@ -34,6 +35,7 @@ class LayerWeights:
     post_norm: Tensor
     gate_up: Tensor
     down: Tensor
+    router: Tensor | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -98,7 +100,7 @@ def _empty(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> Weigh
     def make(*dims: int) -> Tensor:
         return torch.empty(dims, device=device, dtype=dtype)
 
-    hidden, inner = shape.hidden_size, shape.intermediate_size
+    hidden = shape.hidden_size
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     layers = tuple(
         LayerWeights(
@@ -110,14 +112,44 @@ def _empty(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> Weigh
             out=make(hidden, queries),
             out_bias=make(hidden) if shape.output_bias else None,
             post_norm=make(hidden),
-            gate_up=make(2 * inner, hidden),
-            down=make(hidden, inner),
+            **_feed_forward(shape, index, make),
         )
-        for _ in range(shape.num_layers)
+        for index in range(shape.num_layers)
     )
     embeddings = make(shape.vocab_size, hidden)
     head = embeddings if shape.tied_embeddings else make(shape.vocab_size, hidden)
     return Weights(embeddings, layers, make(hidden), head)
+
+
+def _feed_forward(shape: ModelShape, layer: int, make: Callable[..., Tensor]) -> dict[str, Tensor]:
+    hidden, experts = shape.hidden_size, shape.experts_of(layer)
+    if experts is None:
+        inner = shape.intermediate_size
+        return {"gate_up": make(2 * inner, hidden), "down": make(hidden, inner)}
+    count, inner = experts.num_experts, experts.inner_size
+    return {
+        "gate_up": make(count, 2 * inner, hidden),
+        "down": make(count, hidden, inner),
+        "router": make(count, hidden),
+    }
+
+
+def _feed_forward_places(layer: LayerWeights) -> dict[str, Tensor]:
+    if layer.router is None:
+        return _gated_places("mlp", layer.gate_up, layer.down)
+    places = {"mlp.gate.weight": layer.router}
+    for expert, (gate_up, down) in enumerate(zip(layer.gate_up, layer.down, strict=True)):
+        places |= _gated_places(f"mlp.experts.{expert}", gate_up, down)
+    return places
+
+
+def _gated_places(prefix: str, gate_up: Tensor, down: Tensor) -> dict[str, Tensor]:
+    gate, up = gate_up.chunk(2)
+    return {
+        f"{prefix}.gate_proj.weight": gate,
+        f"{prefix}.up_proj.weight": up,
+        f"{prefix}.down_proj.weight": down,
+    }
 
 
 def _places(shape: ModelShape, weights: Weights) -> dict[str, Tensor]:
@@ -127,7 +159,6 @@ def _places(shape: ModelShape, weights: Weights) -> dict[str, Tensor]:
         places["lm_head.weight"] = weights.head
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     spans = {"q": (0, queries), "k": (queries, queries + keys), "v": (queries + keys, queries + 2 * keys)}
-    inner = shape.intermediate_size
     for index, layer in enumerate(weights.layers):
         named: dict[str, Tensor | None] = {
             "input_layernorm.weight": layer.input_norm,
@@ -136,9 +167,7 @@ def _places(shape: ModelShape, weights: Weights) -> dict[str, Tensor]:
             "self_attn.k_norm.weight": layer.k_norm,
             "self_attn.o_proj.weight": layer.out,
             "self_attn.o_proj.bias": layer.out_bias,
-            "mlp.gate_proj.weight": layer.gate_up[:inner],
-            "mlp.up_proj.weight": layer.gate_up[inner:],
-            "mlp.down_proj.weight": layer.down,
+            **_feed_forward_places(layer),
         }
         for letter, (low, high) in spans.items():
             named[f"self_attn.{letter}_proj.weight"] = layer.qkv[low:high]

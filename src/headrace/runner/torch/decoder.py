@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headrace.runner.torch.attention import Attention
+from headrace.runner.torch.feed_forward import FeedForward
 from headrace.runner.torch.kv_cache import KvCache
 from headrace.runner.torch.linear import Linear
 from headrace.runner.torch.rotary import RotaryTable, turn
@@ -19,18 +20,15 @@ from headrace.weights.shape import ModelShape
 
 @dataclass(slots=True, frozen=True)
 class Layer:
-    """`gate_up` is packed with both halves negated: silu(g) u = g' u' / (1 + exp g') for g' = -g, u' = -u."""
-
     qkv: Linear
     out: Linear
-    gate_up: Linear
-    down: Linear
+    feed_forward: FeedForward
     # Weights of the norms of queries and keys, repeated for each head: [heads + kv heads, dim].
     qk_norm: Tensor | None
 
     @property
     def size_bytes(self) -> int:
-        return sum(linear.size_bytes for linear in (self.qkv, self.out, self.gate_up, self.down))
+        return self.qkv.size_bytes + self.out.size_bytes + self.feed_forward.size_bytes
 
 
 @dataclass(slots=True, frozen=True)
@@ -69,18 +67,12 @@ class Decoder:
             self._cache.write(step.writes[index], torch.cat((keys, heads[:, self._turned :]), 1))
             attended = self._attention.attend(index, queries, step.groups, step.chunks)
             residual.add_(layer.out.project(attended))
-            residual.add_(self._feed(layer, residual))
+            residual.add_(layer.feed_forward.run(residual))
         return residual
 
     def logits(self, residual: Tensor) -> Tensor:
         """[m, hidden] -> [m, vocabulary]."""
         return self._weights.head.project_normed(residual)
-
-    def _feed(self, layer: Layer, residual: Tensor) -> Tensor:
-        both = layer.gate_up.project_normed(residual)
-        gate, up = both[:, : self._shape.intermediate_size], both[:, self._shape.intermediate_size :]
-        divisor = gate.exp().add_(1.0)
-        return layer.down.project(gate.mul(up).div_(divisor))
 
     def _norm_heads(self, heads: Tensor, weight: Tensor) -> Tensor:
         squares = torch.linalg.vector_norm(heads, 2.0, 2, True).square_()

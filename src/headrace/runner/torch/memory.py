@@ -49,7 +49,10 @@ class MemoryPlan(Struct, frozen=True):
 def workspace_bytes(shape: ModelShape, max_step_tokens: int, slots: int) -> int:
     """What the largest step holds at once, from the sizes of its tensors: activations, logits, gathered keys and values."""
     heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    per_token = 4 * (6 * shape.hidden_size + 6 * heads + 10 * shape.intermediate_size)
+    per_token = 4 * (6 * shape.hidden_size + 6 * heads + 10 * shape.inner_sizes[0])
+    if shape.experts is not None:
+        # One expert at a time, perhaps with all rows; their copy, what it gives and the total; scores and their order.
+        per_token += 4 * (4 * shape.hidden_size + 8 * shape.experts.num_experts)
     per_row = 4 * 6 * shape.vocab_size
     gathered = 4 * 2 * MAX_GATHERED * shape.num_kv_heads * shape.head_dim
     return max_step_tokens * per_token + slots * per_row + gathered

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from headrace.core.errors import InvalidModel
 from headrace.runner.torch.decoder import DecoderWeights, Layer
+from headrace.runner.torch.experts import Experts
+from headrace.runner.torch.feed_forward import PlainFeedForward
 from headrace.runner.torch.int4 import GROUP, Int4Linear
 from headrace.runner.torch.int8 import Int8Linear
 from headrace.runner.torch.kernels import OneDnnKernel
@@ -21,16 +23,29 @@ from headrace.runner.torch.linear import Fp32Linear, Linear, Norm
 from headrace.runner.torch.planes import RowPlanes
 from headrace.runner.torch.rotation import Rotation
 from headrace.weights.layout import tensor_dims
-from headrace.weights.shape import ModelShape
+from headrace.weights.shape import ExpertShape, ModelShape
 
 _LAYER = "model.layers."
 
 # Planes of (activations, weights) by role: 8 bits each, or 15 where SmolLM2 needs them to choose the same token as
-# fp32 at 97 positions of 100 (int8) or 93 (int4). In int4 only the head has weight planes, the rest has groups.
+# fp32 at 97 positions of 100 (int8) or 93 (int4). In int4 only head and router have weight planes, the rest has
+# groups. A router is small, and another rounding of its scores may choose other experts: it has all bits, and integers,
+# whose sums no row count can move.
 PLANES: dict[str, dict[str, tuple[int, int]]] = {
-    "int8": {"qkv": (1, 2), "out": (1, 2), "gate_up": (1, 2), "down": (2, 2), "head": (2, 2)},
-    "int4": {"qkv": (2, 1), "out": (1, 1), "gate_up": (1, 1), "down": (2, 1), "head": (2, 2)},
+    "int8": {"qkv": (1, 2), "out": (1, 2), "gate_up": (1, 2), "down": (2, 2), "head": (2, 2), "router": (2, 2)},
+    "int4": {
+        "qkv": (2, 1),
+        "out": (1, 1),
+        "gate_up": (1, 1),
+        "down": (2, 1),
+        "head": (2, 2),
+        "router": (2, 2),
+    },
 }
+# Roles whose weights are never 4-bit groups.
+_WIDE_ROLES = ("head", "router")
+# Row counts that every expert sees before the first step: after doubling, one that kernels pad to and the next.
+_REHEARSED_ROWS = (1, 8)
 
 
 class Recipe(Struct, frozen=True):
@@ -54,7 +69,7 @@ def packed_bytes(shape: ModelShape, recipe: Recipe) -> int:
     for role, count in _role_sizes(shape).items():
         if recipe.dtype == "fp32":
             total += 4.0 * count
-        elif recipe.dtype == "int4" and role != "head":
+        elif recipe.dtype == "int4" and role not in _WIDE_ROLES:
             total += (0.5625 + 0.125) * count
         else:
             total += integer * PLANES[recipe.dtype][role][1] * count
@@ -63,13 +78,18 @@ def packed_bytes(shape: ModelShape, recipe: Recipe) -> int:
 
 def _role_sizes(shape: ModelShape) -> dict[str, int]:
     """Weights of all layers by role."""
-    hidden, inner, layers = shape.hidden_size, shape.intermediate_size, shape.num_layers
+    hidden, layers = shape.hidden_size, shape.num_layers
+    inner, routed = shape.num_dense_layers * shape.intermediate_size, 0
+    if shape.experts is not None:
+        routed = (layers - shape.num_dense_layers) * shape.experts.num_experts
+        inner += routed * shape.experts.inner_size
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     return {
         "qkv": layers * hidden * (queries + 2 * keys),
         "out": layers * hidden * queries,
-        "gate_up": layers * hidden * 2 * inner,
-        "down": layers * hidden * inner,
+        "gate_up": hidden * 2 * inner,
+        "down": hidden * inner,
+        "router": hidden * routed,
         "head": shape.vocab_size * hidden,
     }
 
@@ -88,7 +108,12 @@ class Packer:
         self._rotated = recipe.dtype == "int8"
         self._residual = Rotation(shape.hidden_size)
         self._value = Rotation(shape.head_dim)
-        self._layer_names: list[str] = [name.split(".", 3)[3] for name in self._dims if name.startswith(f"{_LAYER}0.")]
+        # What each layer's tensors are called inside it, and which are still to come.
+        self._layer_names: dict[int, list[str]] = {}
+        for name in self._dims:
+            if name.startswith(_LAYER):
+                self._layer_names.setdefault(_layer_of(name), []).append(name.split(".", 3)[3])
+        self._missing = {index: set(names) for index, names in self._layer_names.items()}
 
     def take(self, tensors: Iterable[tuple[str, NDArray[np.float32]]]) -> None:
         for name, array in tensors:
@@ -98,7 +123,7 @@ class Packer:
                 raise InvalidModel(f"tensor {name} is {array.shape}, its config says {self._dims[name]}", param=name)
             self._waiting[name] = torch.from_numpy(array)
             if name.startswith(_LAYER):
-                self._pack_if_whole(int(name.split(".", 3)[2]))
+                self._pack_if_whole(_layer_of(name), name.split(".", 3)[3])
 
     def finish(self) -> DecoderWeights:
         missing = [index for index in range(self._shape.num_layers) if index not in self._layers]
@@ -115,12 +140,14 @@ class Packer:
             embeddings = self._residual.turn_inputs(embeddings)
         return DecoderWeights(embeddings, tuple(self._layers[index] for index in sorted(self._layers)), head)
 
-    def _pack_if_whole(self, index: int) -> None:
-        names = {name: f"{_LAYER}{index}.{name}" for name in self._layer_names}
-        if all(name in self._waiting for name in names.values()):
-            self._layers[index] = self._pack_layer({short: self._waiting.pop(name) for short, name in names.items()})
+    def _pack_if_whole(self, index: int, came: str) -> None:
+        self._missing[index].discard(came)
+        if not self._missing[index]:
+            names = {name: f"{_LAYER}{index}.{name}" for name in self._layer_names[index]}
+            tensors = {short: self._waiting.pop(name) for short, name in names.items()}
+            self._layers[index] = self._pack_layer(tensors, self._shape.experts_of(index))
 
-    def _pack_layer(self, tensors: dict[str, Tensor]) -> Layer:
+    def _pack_layer(self, tensors: dict[str, Tensor], experts: ExpertShape | None) -> Layer:
         shape = self._shape
         weights = {name: tensors[f"self_attn.{name}_proj.weight"] for name in "qkvo"}
         biases = {name: tensors.get(f"self_attn.{name}_proj.bias") for name in "qkvo"}
@@ -134,14 +161,28 @@ class Packer:
             qk_norm = torch.cat((each[0].repeat(shape.num_heads, 1), each[1].repeat(shape.num_kv_heads, 1)))
         before = Norm(tensors["input_layernorm.weight"], shape.rms_eps)
         after = Norm(tensors["post_attention_layernorm.weight"], shape.rms_eps)
-        gate_up = torch.cat((tensors["mlp.gate_proj.weight"], tensors["mlp.up_proj.weight"])).neg_()
         return Layer(
             qkv=self._pack(torch.cat([weights[name] for name in "qkv"]), "qkv", bias=bias, norm=before),
             out=self._pack(weights["o"], "out", bias=biases["o"]),
-            gate_up=self._pack(gate_up, "gate_up", norm=after),
-            down=self._pack(tensors["mlp.down_proj.weight"], "down"),
+            feed_forward=(
+                self._pack_feed_forward(tensors, "mlp", after)
+                if experts is None
+                else self._pack_experts(tensors, after, experts)
+            ),
             qk_norm=qk_norm,
         )
+
+    def _pack_feed_forward(self, tensors: dict[str, Tensor], prefix: str, norm: Norm) -> PlainFeedForward:
+        gate, up, down = (tensors.pop(f"{prefix}.{name}_proj.weight") for name in ("gate", "up", "down"))
+        gate_up = torch.cat((gate, up)).neg_()
+        return PlainFeedForward(self._pack(gate_up, "gate_up", norm=norm), self._pack(down, "down"))
+
+    def _pack_experts(self, tensors: dict[str, Tensor], norm: Norm, shape: ExpertShape) -> Experts:
+        router = self._pack(tensors["mlp.gate.weight"], "router", norm=norm)
+        each = [self._pack_feed_forward(tensors, f"mlp.experts.{index}", norm) for index in range(shape.num_experts)]
+        experts = Experts(router, each, shape.num_chosen, normed=shape.normed)
+        experts.rehearse(self._shape.hidden_size, [count for count in _REHEARSED_ROWS if count <= self._max_rows])
+        return experts
 
     def _turn_values(self, value: Tensor, out: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Each head's values are written turned, and read by the output projection as such."""
@@ -157,7 +198,7 @@ class Packer:
         if recipe.dtype == "fp32":
             return Fp32Linear(weight, bias=bias, norm=norm, min_rows=recipe.min_rows)
         planes, weight_planes = PLANES[recipe.dtype][role]
-        if recipe.dtype == "int4" and role != "head" and weight.shape[1] % GROUP == 0:
+        if recipe.dtype == "int4" and role not in _WIDE_ROLES and weight.shape[1] % GROUP == 0:
             return Int4Linear(
                 weight, bias=bias, norm=norm, min_rows=recipe.min_rows, planes_of=self._planes_of, planes=planes
             )
@@ -191,3 +232,7 @@ class Packer:
         if key not in self._planes:
             self._planes[key] = RowPlanes(self._max_rows, width, planes)
         return self._planes[key]
+
+
+def _layer_of(name: str) -> int:
+    return int(name.split(".", 3)[2])

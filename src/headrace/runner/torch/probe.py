@@ -93,8 +93,8 @@ def _choose(shape: ModelShape, dtype: str, stored_bits: float) -> Choice:
 def _measure_integer(name: str, shape: ModelShape) -> KernelFigure:
     """Exact with the model's widest sums, timed on its largest layer matrix."""
     try:
-        exact = all(_is_exact(name, width) for width in {shape.hidden_size, shape.intermediate_size})
-        kernel = KERNELS[name](_integers(2 * shape.intermediate_size, shape.hidden_size, LARGEST).to(torch.int8))
+        exact = all(_is_exact(name, width) for width in {shape.hidden_size, *shape.inner_sizes})
+        kernel = KERNELS[name](_integers(2 * shape.inner_sizes[0], shape.hidden_size, LARGEST).to(torch.int8))
         planes = RowPlanes(max(ROWS), shape.hidden_size, 1)
         return _measure(name, exact, lambda rows: kernel.multiply(planes.split(rows)[0]), shape.hidden_size)
     except (RuntimeError, AttributeError, NotImplementedError):
@@ -132,8 +132,11 @@ def _ladder(figures: Sequence[KernelFigure]) -> tuple[tuple[int, str], ...]:
 
 def _min_rows(shape: ModelShape) -> int | None:
     """The least padding under which float32 products of the model's sizes are row-exact; None if none is."""
-    hidden, inner = shape.hidden_size, shape.intermediate_size
-    sizes = ((hidden, 2 * inner), (inner, hidden), (hidden, hidden), (hidden // GROUP or 1, hidden))
+    hidden = shape.hidden_size
+    sizes = [size for inner in shape.inner_sizes for size in ((hidden, 2 * inner), (inner, hidden))]
+    sizes += [(hidden, hidden), (hidden // GROUP or 1, hidden)]
+    if shape.experts is not None:
+        sizes.append((hidden, shape.experts.num_experts))
     for min_rows in _MIN_ROWS:
         if all(_product_is_exact(width, columns, min_rows) for width, columns in sizes):
             return min_rows
@@ -148,7 +151,7 @@ def _product_is_exact(width: int, columns: int, min_rows: int) -> bool:
 
 
 def _fp32_run(shape: ModelShape, min_rows: int) -> Callable[[Tensor], Tensor]:
-    weight = torch.randn(shape.hidden_size, 2 * shape.intermediate_size)
+    weight = torch.randn(shape.hidden_size, 2 * shape.inner_sizes[0])
     return lambda rows: padded_product(rows, weight, min_rows)
 
 
@@ -158,7 +161,7 @@ def _measure_int4(shape: ModelShape, min_rows: int | None) -> KernelFigure | Non
         return None
     try:
         linear = Int4Linear(
-            torch.randn(2 * shape.intermediate_size, hidden),
+            torch.randn(2 * shape.inner_sizes[0], hidden),
             min_rows=min_rows or 2,
             planes_of=lambda width, planes: RowPlanes(300, width, planes),
         )

@@ -6,10 +6,12 @@ from headrace.core.errors import InvalidModel
 from headrace.weights.families.family import Family
 from headrace.weights.families.llama import LLAMA
 from headrace.weights.families.mistral import MISTRAL
+from headrace.weights.families.mixtral import MIXTRAL
 from headrace.weights.families.qwen2 import QWEN2
 from headrace.weights.families.qwen3 import QWEN3
+from headrace.weights.families.qwen3_moe import QWEN3_MOE
 
-FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3)
+FAMILIES = (LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE)
 
 
 def family_of_class(classes: Sequence[str], source: str) -> Family:

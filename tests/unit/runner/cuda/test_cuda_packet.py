@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from headrace.core.config import EngineConfig
 from headrace.core.errors import MemoryCorrupted
@@ -95,10 +96,18 @@ def test_what_the_graph_cannot_sample_is_special() -> None:
         SamplingParams(logprobs=0),
         SamplingParams(allowed_ids=(1,)),
         SamplingParams(logit_bias=((1, 2.0),)),
-        SamplingParams(min_tokens=1),
         SamplingParams(repetition_penalty=1.1),
     ):
         assert is_special(sampling)
+
+
+def test_forbidden_stops_make_the_first_tokens_special_alone(slots: HostSlots) -> None:
+    """Later ones cost no second look: the graph samples them."""
+    patient = replace(begin(1, range(8), (1, 2, 3)), sampling=SamplingParams(min_tokens=3))
+    ruled = replace(begin(2, range(8), (4, 5, 6)), sampling=SamplingParams(logprobs=0))
+    slots.update(plan(0, begun=[begin(0, range(8), (7, 8)), patient, ruled]))
+    for place, special in ((8, [False, True, True]), (10, [False, True, True]), (11, [False, False, True])):
+        assert slots.is_special(ints([0, 1, 2]), ints([place] * 3)).tolist() == special
 
 
 def test_growth_follows_the_blocks_a_slot_has(slots: HostSlots) -> None:
@@ -174,9 +183,16 @@ def test_chunks_alone_have_no_room_for_decode_rows(slots: HostSlots) -> None:
 def test_a_row_without_ids_or_blocks_is_found_before_it_runs(slots: HostSlots) -> None:
     slots.update(plan(0, begun=[begin(0, range(9), (1, 2, 3))]))
     slots.check(plan(1, [(0, 0, 9, True)]))
-    for row in ((0, 0, 10, True), (0, 12, 1, True)):
+    for row in ((0, 0, 10, True), (0, 12, 1, True), (0, 9, 1, True)):
         with pytest.raises(MemoryCorrupted, match="no block or no id"):
             slots.check(plan(1, [row]))
+    for row in ((0, 0, 9, False), (0, 0, 8, True), (0, 9, 0, True), (0, 5, 0, False)):
+        with pytest.raises(MemoryCorrupted, match="must sample exactly where its ids end, at position 8"):
+            slots.check(plan(1, [row]))
+    slots.note_samples(plan(1, [(0, 0, 9, True)]))
+    slots.check(plan(2, [(0, 9, 1, True)]))
+    with pytest.raises(MemoryCorrupted, match="no block or no id"):
+        slots.check(plan(2, [(0, 10, 1, True)]))
     assert slots.fed_by_device(plan(2, [(0, 8, 1, True), (0, 9, 1, True), (0, 7, 1, False)])).tolist() == [
         True,
         True,

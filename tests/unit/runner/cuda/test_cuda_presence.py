@@ -13,7 +13,7 @@ from headrace.core.errors import HeadraceError, InvalidInput, InvalidModel
 from headrace.runner.cuda import presence
 from headrace.runner.cuda.fingerprint import fingerprint, kernels_version
 from headrace.runner.cuda.presence import CardLook, choose_device, look_for_card
-from headrace.weights.shape import ModelShape
+from headrace.weights.shape import ExpertShape, ModelShape
 
 SHAPE = ModelShape("llama", 576, 30, 9, 3, 64, 1536, 49152, 8192, 1e-5, 1e5)
 ODD = replace(SHAPE, head_dim=80)
@@ -58,6 +58,11 @@ def test_what_is_not_there_is_refused_in_one_sentence(
     with pytest.raises(error) as caught:
         choose_device(device, dtype, shape, look)
     assert told in caught.value.message
+
+
+def test_experts_run_on_a_card_where_that_is_asked_for() -> None:
+    shape = replace(SHAPE, experts=ExpertShape(8, 2, 1536))
+    assert [choose_device(device, "auto", shape, CARD) for device in ("auto", "cuda")] == ["cpu", "cuda"]
 
 
 class Machine:
@@ -124,6 +129,14 @@ def test_another_card_has_another_fingerprint(machine: Machine) -> None:
     assert name.startswith("cuda-bf16-")
     machine.cuda(get_device_name="NVIDIA H100")
     assert fingerprint({}, torch.bfloat16, "triton", card) != name
+
+
+def test_another_compiler_has_another_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = set()
+    for version in ("3.6.0", "3.7.0"):
+        monkeypatch.setattr("headrace.runner.cuda.fingerprint.version", lambda name, version=version: version)
+        names.add(fingerprint({}, torch.bfloat16, "triton", CPU))
+    assert len(names) == 2
 
 
 def test_the_version_of_kernels_is_that_of_their_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

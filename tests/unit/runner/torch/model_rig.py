@@ -16,10 +16,14 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from headrace.core.config import EngineConfig
@@ -28,8 +32,9 @@ from headrace.core.request import SamplingParams
 from headrace.runner.torch.attention import CUTS, Cuts
 from headrace.runner.torch.packing import Recipe
 from headrace.runner.torch.runner import TorchRunner
+from headrace.weights.checkpoint import Checkpoint
 from headrace.weights.generation import GenerationDefaults
-from headrace.weights.shape import ModelShape, RopeScaling
+from headrace.weights.shape import ExpertShape, ModelShape, RopeScaling
 from headrace.weights.vocabulary import Vocabulary
 from tests.unit.runner.plans import plan
 
@@ -39,6 +44,17 @@ GREEDY = SamplingParams(temperature=0.0)
 
 _SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 160, "max_position_embeddings": 2048}
 _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+_QWEN3_MOE = {
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 32,
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+}
 
 
 class TensorCheckpoint:
@@ -101,6 +117,23 @@ def model(family: str) -> tuple[torch.nn.Module, TensorCheckpoint]:
             Qwen3Config,
             {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 128},
         ),
+        "mixtral": (
+            MixtralForCausalLM,
+            MixtralConfig,
+            {
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "intermediate_size": 96,
+                "num_local_experts": 4,
+                "num_experts_per_tok": 2,
+            },
+        ),
+        "qwen3moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, {**_QWEN3_MOE, "mlp_only_layers": [1]}),
+        "qwen3moe, normed": (
+            Qwen3MoeForCausalLM,
+            Qwen3MoeConfig,
+            {**_QWEN3_MOE, "decoder_sparse_step": 2, "norm_topk_prob": True},
+        ),
     }
     network, config_class, sizes = makers[family]
     config = config_class(**{**_SIZES, **sizes})
@@ -111,7 +144,36 @@ def model(family: str) -> tuple[torch.nn.Module, TensorCheckpoint]:
                 parameter.copy_(torch.randn_like(parameter) * 0.2 + (1.0 if "norm" in name else 0.0))
             else:
                 parameter.mul_(4.0)
-    return made, TensorCheckpoint(_shape(family, config), dict(made.state_dict()))
+    return made, TensorCheckpoint(_shape(family, config), _by_expert(made.state_dict()))
+
+
+def _by_expert(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """transformers stacks experts when it loads them; files and we have them one by one. The memory stays theirs."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        prefix, stacked, part = name.rpartition(".experts.")
+        if not stacked:
+            found[name] = tensor
+            continue
+        for expert, weight in enumerate(tensor):
+            names = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
+            pieces = weight.chunk(len(names))
+            found |= {f"{prefix}.experts.{expert}.{n}.weight": w for n, w in zip(names, pieces, strict=True)}
+    return found
+
+
+def _experts(family: str, config: Any) -> ExpertShape | None:
+    if family == "mixtral":
+        return ExpertShape(config.num_local_experts, config.num_experts_per_tok, config.intermediate_size)
+    if not family.startswith("qwen3moe"):
+        return None
+    return ExpertShape(
+        config.num_experts,
+        config.num_experts_per_tok,
+        config.moe_intermediate_size,
+        config.norm_topk_prob,
+        dense_layers=(1,) if config.mlp_only_layers else (0, 2),
+    )
 
 
 def _shape(family: str, config: Any) -> ModelShape:
@@ -138,8 +200,9 @@ def _shape(family: str, config: Any) -> ModelShape:
         rope_theta=rope["rope_theta"],
         rope_scaling=scaling,
         qkv_bias=family == "qwen2",
-        qk_norm=family == "qwen3",
+        qk_norm=family.startswith("qwen3"),
         tied_embeddings=config.tie_word_embeddings,
+        experts=_experts(family, config),
     )
 
 
@@ -152,7 +215,7 @@ class Desk:
 
     def __init__(
         self,
-        checkpoint: TensorCheckpoint,
+        checkpoint: Checkpoint,
         recipe: Recipe,
         *,
         slots: int = 33,

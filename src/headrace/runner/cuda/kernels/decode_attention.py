@@ -19,11 +19,8 @@ LOG2_E = 1.4426950408889634
 
 class DecodeConfig(Struct, frozen=True):
     """`tile` positions are read at a time. A context is read in at most `splits` stretches, and in at least `least` while
-    they are shorter than `shortest`: more of them finish sooner, but then all are merged.
-
-    `fixed`: stretches are exactly `shortest` long, wherever they lie and whoever else runs; then `splits` times
-    `shortest` must hold the longest context. `ahead`: the first tile is asked for before the row's query is there.
-    """
+    they are shorter than `shortest`: more of them finish sooner, but then all are merged. `ahead`: the first tile is asked
+    for before the row's query is there."""
 
     splits: int
     least: int = 1
@@ -31,7 +28,6 @@ class DecodeConfig(Struct, frozen=True):
     tile: int = 64
     num_warps: int = 4
     num_stages: int = 3
-    fixed: bool = False
     ahead: bool = False
 
 
@@ -60,20 +56,22 @@ def decode_config(rows: int, kv_heads: int, context: int = 131072, *, multiproce
 class DecodeScratch:
     """What stretches leave for the merge: sums [rows, kv heads, splits, group, dim], and maximum and weight of each.
 
-    `tickets` count finished stretches; zero between launches.
+    `tickets` count finished stretches; zero between launches. `config` is the way of cutting that it has room for.
     """
 
+    config: DecodeConfig
     sums: Tensor
     stats: Tensor
     tickets: Tensor
 
     @classmethod
     def make(
-        cls, rows: int, heads: int, kv_heads: int, dim: int, splits: int, device: torch.device | str
+        cls, rows: int, heads: int, kv_heads: int, dim: int, config: DecodeConfig, device: torch.device | str
     ) -> "DecodeScratch":
         group = triton.next_power_of_2(heads // kv_heads)
-        pieces = rows * kv_heads * splits * group
+        pieces = rows * kv_heads * config.splits * group
         return cls(
+            config=config,
             sums=torch.empty(pieces * dim, dtype=torch.float32, device=device),
             stats=torch.empty(pieces * 2, dtype=torch.float32, device=device),
             tickets=torch.zeros(rows * kv_heads, dtype=torch.int32, device=device),
@@ -90,11 +88,10 @@ def decode_attention(
     lengths: Tensor,
     scale: float,
     scratch: DecodeScratch,
-    config: DecodeConfig,
 ) -> None:
     """`out`, `q` [rows, heads, dim]; `keys`, `values` [blocks, kv heads, block size, dim] of one layer; `tables`
     [slots, max blocks]; `slots` [rows], -1 for rows that are padding and become zeros; `lengths` [slots]."""
-    rows, heads, dim = q.shape
+    config, (rows, heads, dim) = scratch.config, q.shape
     kv_heads, block_size = keys.shape[1], keys.shape[2]
     group = heads // kv_heads
     few = triton.next_power_of_2(group)
@@ -126,7 +123,6 @@ def decode_attention(
         block_size=block_size,
         tile=config.tile,
         together=max(1, 4096 // (few * dim)),
-        fixed=config.fixed,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
@@ -159,15 +155,12 @@ def _decode(
     block_size: tl.constexpr,
     tile: tl.constexpr,
     together: tl.constexpr,
-    fixed: tl.constexpr,
 ):
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots + row)
     length = tl.load(lengths + slot, mask=slot >= 0, other=0)
-    stretch = shortest
-    if not fixed:
-        stretch = tl.maximum(tl.cdiv(length, splits), tl.minimum(shortest, tl.cdiv(length, least)))
-        stretch = tl.cdiv(stretch, tile) * tile
+    stretch = tl.maximum(tl.cdiv(length, splits), tl.minimum(shortest, tl.cdiv(length, least)))
+    stretch = tl.cdiv(stretch, tile) * tile
     first = split * stretch
     g = tl.arange(0, rows)
     d = tl.arange(0, dim)

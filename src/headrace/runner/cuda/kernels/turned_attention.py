@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.runner.cuda.kernels.decode_attention import LOG2_E, DecodeConfig, DecodeScratch, merge
+from headrace.runner.cuda.kernels.decode_attention import LOG2_E, DecodeScratch, merge
 from headrace.runner.cuda.kernels.early import await_inputs, let_next_start, starts_early
 
 
@@ -29,16 +29,15 @@ def turned_attention(
     lengths: Tensor,
     scale: float,
     scratch: DecodeScratch,
-    config: DecodeConfig,
 ) -> None:
     """`out` [rows, heads, dim]; `qkv` [rows, (heads + 2 kv heads) dim]; `cos`, `sin` [context, dim / 2]; `keys`, `values`
     [blocks, kv heads, block size, dim] of one layer; `tables` [slots, max blocks]; `slots` [rows], -1 for rows that are
     padding and become zeros; `lengths` [slots], the rows' own tokens included."""
-    rows, heads, dim = out.shape
+    config, (rows, heads, dim) = scratch.config, out.shape
     kv_heads, block_size = keys.shape[1], keys.shape[2]
     few = triton.next_power_of_2(heads // kv_heads)
     pieces = rows * kv_heads * config.splits * few
-    assert scratch.stats.numel() >= 2 * pieces and scratch.tickets.numel() >= rows * kv_heads and not config.fixed
+    assert scratch.stats.numel() >= 2 * pieces and scratch.tickets.numel() >= rows * kv_heads
     normed, early = q_norm is not None, starts_early(qkv.device)
     assert normed == (k_norm is not None)
     _turned[(rows, kv_heads, config.splits)](

@@ -1,6 +1,6 @@
 """Kernels run in Triton's interpreter, on any processor. Where Triton is missing, `test_presence.py` says so."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -34,3 +34,41 @@ def _numbers_from_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_more)
+
+
+class _PatchOnce:
+    """Triton's language is patched for interpretation by every launch, which undoes it, and again by every function that
+    a kernel calls, `tl.sum` and its like among them, which does not: most of the interpreter's time. Once a launch will do.
+    """
+
+    def __init__(self, interpreter: Any) -> None:
+        self._patch: Callable[[Any], Any] = interpreter._patch_lang
+        self._no_scope: Callable[[], Any] = interpreter._LangPatchScope
+        self._languages = {id(interpreter.tl), id(interpreter.tl.core)}
+        # Of the launch at hand; None between launches.
+        self._patched: set[int] | None = None
+
+    def __call__(self, function: Any) -> Any:
+        seen = self._languages & {id(value) for value in function.__globals__.values()}
+        if self._patched is None:
+            scope = self._patch(function)
+            self._patched, restore = seen, scope.restore
+
+            def leave() -> None:
+                self._patched = None
+                restore()
+
+            scope.restore = leave
+            return scope
+        if seen <= self._patched:
+            return self._no_scope()
+        self._patched |= seen
+        return self._patch(function)
+
+
+@pytest.fixture(autouse=True)
+def _patched_once(monkeypatch: pytest.MonkeyPatch, _numbers_from_arrays: None) -> None:
+    if find_spec("triton") is not None:
+        from triton.runtime import interpreter
+
+        monkeypatch.setattr(interpreter, "_patch_lang", _PatchOnce(interpreter))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from headrace.runner.cuda.kernels import plain
 from headrace.runner.cuda.kernels.decode_attention import DecodeConfig, DecodeScratch, decode_attention
-from headrace.runner.cuda.kernels.prefill_attention import PrefillConfig, prefill_attention
+from headrace.runner.cuda.kernels.prefill_attention import PrefillConfig, prefill_attention, prefill_config
 from tests.unit.runner.cuda.kernels.paged import HALF, Paged, paged, relative_error
 
 pytestmark = pytest.mark.unit
@@ -23,35 +23,26 @@ def decode(held: Paged, q: Tensor, slots: list[int], config: DecodeConfig) -> Te
     rows, heads, dim = q.shape
     kv_heads = held.keys.shape[1]
     out = torch.full_like(q, torch.nan)
-    scratch = DecodeScratch.make(rows, heads, kv_heads, dim, config.splits, "cpu")
+    scratch = DecodeScratch.make(rows, heads, kv_heads, dim, config, "cpu")
     scratch.sums.fill_(torch.nan)
     scratch.stats.fill_(torch.nan)
     named = torch.tensor(slots, dtype=torch.int32)
     for _ in range(2):
         # Twice: the first launch leaves nothing behind that would disturb the second.
-        decode_attention(out, q, held.keys, held.values, held.tables, named, held.lengths, dim**-0.5, scratch, config)
+        decode_attention(out, q, held.keys, held.values, held.tables, named, held.lengths, dim**-0.5, scratch)
     assert not scratch.tickets.any()
     return out
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (3, 1, 64), (2, 2, 128)])
-@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "splits"), [(4, 2, 64, 4), (3, 1, 64, 1), (3, 1, 128, 4)])
 def test_decode_reads_its_own_context_and_nothing_else(heads: int, kv_heads: int, dim: int, splits: int) -> None:
-    held = paged([1, 37, 130, 16], kv_heads, dim)
+    held = paged([1, 37, 70, 16], kv_heads, dim)
     slots = [2, 0, -1, 1, 3]
     q = ask(len(slots), heads, dim)
     got = decode(held, q, slots, DecodeConfig(splits=splits, shortest=32, tile=32))
     want = plain.decode_attention(q, held.keys, held.values, held.tables, torch.tensor(slots), held.lengths, dim**-0.5)
     assert relative_error(got, want) < TOLERANCE
     assert not got[2].any()
-
-
-def test_decode_in_fixed_stretches_does_not_depend_on_the_company() -> None:
-    held = paged([97, 150], 1, 64)
-    q = ask(2, 2, 64)
-    both = decode(held, q, [0, 1], DecodeConfig(splits=8, shortest=32, tile=32, fixed=True))
-    alone = decode(held, q[1:], [1], DecodeConfig(splits=5, shortest=32, tile=32, fixed=True))
-    assert torch.equal(both[1], alone[0])
 
 
 def tiles_of(counts: list[int], tokens: int, padding: int) -> Tensor:
@@ -97,6 +88,14 @@ def test_prefill_continues_after_a_cached_prefix(heads: int, kv_heads: int, dim:
         dim**-0.5,
     )
     assert relative_error(got, want) < TOLERANCE
+
+
+@pytest.mark.parametrize("shared_bytes", [99 << 10, 227 << 10])
+@pytest.mark.parametrize("dim", [16, 32, 64, 128, 256])
+def test_a_tile_is_no_larger_than_what_a_card_has_room_for(dim: int, shared_bytes: int) -> None:
+    """At least the queries and a tile of keys or values for every stage. `benchmarks/gpu/compiled.py` knows exactly."""
+    config = prefill_config(dim, shared_bytes)
+    assert 2 * dim * (config.rows + config.tile * config.num_stages) <= shared_bytes
 
 
 def test_prefill_gives_the_same_bits_however_a_sequence_is_cut() -> None:

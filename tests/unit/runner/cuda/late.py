@@ -1,0 +1,84 @@
+"""A lane whose device is late: what is put on it is done when somebody waits for it, and reads memory as it is then."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headrace.runner.cuda.lane import HostLane, Mark
+from headrace.runner.cuda.layout import Layout
+from headrace.runner.cuda.machine import Machine
+from headrace.runner.cuda.runner import CudaRunner
+
+
+class _LateMark:
+    def __init__(self, lane: "LateLane") -> None:
+        self._lane = lane
+        self._passed = True
+
+    def put(self) -> None:
+        self._passed = False
+        self._lane.put(self._pass)
+
+    def wait(self) -> None:
+        while not self._passed:
+            self._lane.do_next()
+
+    def seconds_since(self, earlier: "_LateMark") -> float:
+        assert self._passed and earlier._passed
+        return 1e-3
+
+    def _pass(self) -> None:
+        self._passed = True
+
+
+class LateLane(HostLane):
+    def __init__(self) -> None:
+        super().__init__()
+        self._work: deque[Callable[[], None]] = deque()
+        # Most pieces of work that were ever put off at once.
+        self.latest = 0
+
+    def put(self, work: Callable[[], None]) -> None:
+        self._work.append(work)
+        self.latest = max(self.latest, len(self._work))
+
+    def do_next(self) -> None:
+        with torch.inference_mode():
+            self._work.popleft()()
+
+    def mark(self) -> Mark:
+        return _LateMark(self)
+
+    def settle(self) -> None:
+        while self._work:
+            self.do_next()
+
+
+class _LateMachine:
+    """A machine's calls put off; whoever looks at what it holds waits for them."""
+
+    def __init__(self, machine: Machine, lane: LateLane) -> None:
+        self._machine = machine
+        self._lane = lane
+
+    def send(self, letter: Tensor, words: int) -> None:
+        self._lane.put(lambda: self._machine.send(letter, words))
+
+    def fetch(self, letter: Tensor, words: int) -> None:
+        self._lane.put(lambda: self._machine.fetch(letter, words))
+
+    def run(self, layout: Layout) -> None:
+        self._lane.put(lambda: self._machine.run(layout))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("states", "logits", "put_tokens", "change"):
+            self._lane.settle()
+        return getattr(self._machine, name)
+
+
+def delay(runner: CudaRunner, lane: LateLane) -> None:
+    """From here on the runner's device is late; the runner was made on this lane."""
+    runner._machine = _LateMachine(runner._machine, lane)  # type: ignore[assignment]
