@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from headrace.cli.console import as_text, check_finite, note, picture_target, print_json
+from headrace.cli.kernels.command import kernels
 from headrace.cli.load.command import serve
 from headrace.core.errors import InvalidInput
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from headrace.cli.engine_bench import EngineFigures
+    from headrace.cli.engine_profile import LoadProfile
     from headrace.cli.step_cost import SchedulerReport, StepCost
     from headrace.sim.batching_report import BatchingReport, Figures, Load, Setting
 
@@ -35,6 +37,7 @@ backlog a dynamic batch is full at once and equals a static one."""
 
 bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 bench.command()(serve)
+bench.command()(kernels)
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
 
@@ -128,6 +131,9 @@ def engine(
     ] = False,
     slots: Annotated[int, typer.Option(min=1, max=4096, help="Sequences that run at once.")] = 32,
     seed: Annotated[int, typer.Option(min=0)] = 0,
+    profile: Annotated[
+        Path | None, typer.Option(help="Folder for Chrome traces of the steps; also tells operators by their time.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Random prompts through engine and model: tokens/s, latencies, and where a step's time goes.
@@ -136,26 +142,34 @@ def engine(
     decode16, decode32, single, batch64, batch256, mixed256.
     """
     from headrace.cli.engine_bench import parse_load, run_load
+    from headrace.cli.engine_profile import open_folder, profile_load
     from headrace.cli.local import open_local
     from headrace.worker.assembly import LoadSettings
 
     loads = [parse_load(text) for text in load or ("prefill", "decode1", "decode8", "decode16", "decode32")]
-    results = []
+    if profile is not None:
+        open_folder(profile)
+    results, profiles = [], []
     settings = LoadSettings(device=device, dtype=dtype, slots=slots, deterministic=deterministic)
     with open_local(model, settings) as local:
         for each in loads:
             note(f"{each.name}: {each.requests} requests")
-            results.append(run_load(local, each, seed))
+            if profile is None:
+                results.append(run_load(local, each, seed))
+                continue
+            figures, found = profile_load(local, each, seed, profile)
+            results.append(figures)
+            profiles.append(found)
         about = local.describe()
     if as_json:
-        print_json({"model": about, "loads": results})
-    else:
-        _print_engine(
-            results, f"{about['name']}, {about['dtype']} on {about['device']}, ready after {about['ready_s']:.1f} s"
-        )
+        traced = {} if profile is None else {"profile": {"folder": as_text(profile), "loads": profiles}}
+        print_json({"model": about, "loads": results} | traced)
+        return
+    title = f"{about['name']}, {about['dtype']} on {about['device']}, ready after {about['ready_s']:.1f} s"
+    _print_engine(results, title, profiles, profile)
 
 
-def _print_engine(results: list[EngineFigures], title: str) -> None:
+def _print_engine(results: list[EngineFigures], title: str, profiles: list[LoadProfile], folder: Path | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -174,6 +188,11 @@ def _print_engine(results: list[EngineFigures], title: str) -> None:
     console = Console()
     console.print(table)
     console.print("plan to emit: milliseconds of a mean step; launch has the forward pass and the wait for it.")
+    for found in profiles:
+        from headrace.cli.engine_profile import print_load_profile
+
+        assert folder is not None
+        print_load_profile(found, folder, console)
 
 
 def _ms(seconds: float) -> str:

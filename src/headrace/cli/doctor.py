@@ -46,7 +46,7 @@ def _machine() -> dict[str, Any]:
 
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
-        "processor": f"{platform.machine()}, {_processor_name()}",
+        "processor": f"{platform.machine()}, {processor_name()}",
         "cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}",
         "instructions": ", ".join(_instructions()) or "unknown",
         "memory": f"{total / 2**30:.1f} GiB, {free_memory_bytes() / 2**30:.1f} GiB free to this process",
@@ -122,7 +122,7 @@ def _gpu() -> str:
     return f"models run on it in bf16: {look.words}{more}"
 
 
-def _processor_name() -> str:
+def processor_name() -> str:
     for line in _cpuinfo():
         name, _, value = line.partition(":")
         if name.strip() in ("model name", "Model"):

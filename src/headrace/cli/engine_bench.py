@@ -18,6 +18,7 @@ from headrace.core.request import Request, SamplingParams, Tier
 
 if TYPE_CHECKING:
     from headrace.cli.local import LocalModel
+    from headrace.cli.step_trace import StepTrace
     from headrace.core.event import StepFrame
 
 _PATIENCE_S = 1e6
@@ -123,10 +124,10 @@ class _Tally:
         self.ended += len(frame.ended)
 
 
-def run_load(local: LocalModel, load: Load, seed: int = 0) -> EngineFigures:
-    """Everything is submitted, then the clock starts with the first turn."""
+def run_load(local: LocalModel, load: Load, seed: int = 0, trace: StepTrace | None = None) -> EngineFigures:
+    """Everything is submitted, then the clock starts with the first turn. A `trace` is told of every turn."""
     engine, times = local.engine, local.times
-    requests = _requests(load, local.config.vocab_size, local.config.context_len, seed)
+    requests = make_requests(load, local.config.vocab_size, local.config.context_len, seed)
     before = (times.steps, times.launch_s, times.sample_s, times.wait_s, engine.num_preemptions)
     for request in requests:
         engine.submit(request, local.clock.now_s())
@@ -137,8 +138,11 @@ def run_load(local: LocalModel, load: Load, seed: int = 0) -> EngineFigures:
         frame = engine.turn(local.clock.now_s())
         turned_s = time.perf_counter()
         tally.take(frame)
+        told_s = time.perf_counter()
         turns_s += turned_s - since_s
-        emit_s += time.perf_counter() - turned_s
+        emit_s += told_s - turned_s
+        if trace is not None:
+            trace.turn(since_s, turned_s, told_s)
     seconds = time.perf_counter() - tally.started_s
     if tally.ended != len(requests):
         raise InvalidInput(f"{len(requests) - tally.ended} sequences did not end", param="--load")
@@ -163,7 +167,7 @@ def run_load(local: LocalModel, load: Load, seed: int = 0) -> EngineFigures:
     )
 
 
-def _requests(load: Load, vocab_size: int, context_len: int, seed: int) -> list[Request]:
+def make_requests(load: Load, vocab_size: int, context_len: int, seed: int) -> list[Request]:
     """Prompts share nothing, so that the prefix cache cannot flatter."""
     chance = random.Random(seed)
     if load.prompt[1] + load.output[1] > context_len:

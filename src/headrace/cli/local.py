@@ -18,6 +18,7 @@ from headrace.cli.console import note
 from headrace.cli.models import find_or_fetch, progress_bar
 from headrace.core.clock import SystemClock
 from headrace.core.config import EngineConfig
+from headrace.core.ports import Runner
 from headrace.engine.loop import Engine
 from headrace.serving.local import LocalService
 from headrace.serving.model_text import ModelText
@@ -38,6 +39,9 @@ _PATIENCE_S = 1e6
 @dataclass(slots=True)
 class LocalModel:
     name: str
+    # sha256 by file name.
+    files: dict[str, str]
+    runner: Runner
     engine: Engine
     service: LocalService
     clock: SystemClock
@@ -121,6 +125,8 @@ def _wire(stack: ExitStack, name: str, checkpoint: Checkpoint, loaded: LoadedMod
     ready_s = time.perf_counter() - started_s
     return LocalModel(
         name,
+        checkpoint.digest(),
+        loaded.runner,
         engine,
         service,
         clock,

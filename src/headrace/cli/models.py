@@ -1,4 +1,4 @@
-"""`headrace models`: pull, list and inspect. Owns the flags, the bars and the tables.
+"""`headrace models`: pull, list, inspect and profile. Owns the flags, the bars and the tables.
 
 What a model is, where it comes from and where it lies is in `weights`, which is imported when a command runs.
 """
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.console import as_text, note, print_json
+from headrace.cli.profile.command import profile
 
 if TYPE_CHECKING:
     from headrace.weights.catalogue import KnownModel
@@ -100,6 +101,9 @@ def inspect(
         _print(description)
 
 
+models.command()(profile)
+
+
 def data_folder() -> Path:
     """Where Headrace keeps what it fetched: HEADRACE_HOME, or a folder of its own under the user's data."""
     asked = os.environ.get("HEADRACE_HOME")
@@ -171,6 +175,7 @@ def _print(description: dict[str, Any]) -> None:
         "parameters": f"{description['parameters']:,}",
         "size": _bytes(description["size_bytes"]),
         "layers": f"{shape.num_layers} of {shape.hidden_size}, {heads}, {shape.intermediate_size} inside",
+        **({"experts": f"{e.num_experts} of {e.inner_size}, {e.num_chosen} a token"} if (e := shape.experts) else {}),
         "context": f"{shape.context_len:,} tokens",
         "vocabulary": f"{shape.vocab_size:,} ids, {vocabulary['kind']}",
         "ends with": ", ".join(map(str, shape.eos_ids)) or "nothing",

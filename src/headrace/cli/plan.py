@@ -3,6 +3,7 @@
 Owns the options and how a plan looks; the planning itself is in `sim.planner`.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from headrace.cli.console import note
+from headrace.cli.models import model_store
+from headrace.cli.profile.command import profile_store
 from headrace.core.errors import InvalidInput
+from headrace.core.profile import ModelProfile, convert_profile, is_profile
 from headrace.sim.exact import Quantity, parse_exact, parse_whole, show, show_money, show_ms, show_percent
 from headrace.sim.lengths import parse_lengths
 from headrace.sim.mix import RequestMix, load_mix, single_mix
@@ -30,7 +35,9 @@ Headroom = Annotated[_Text, typer.Option(help="Share to keep spare: 0.2 or 20%."
 Batching = Annotated[_Text, typer.Option(help="Multiplies the measured throughput.")]
 Gpus = Annotated[_Text, typer.Option(help="Plan with this many GPUs instead of finding the number.")]
 Price = Annotated[_Text, typer.Option(help="Dollars per GPU hour.")]
-Profile = Annotated[Path | None, typer.Option(help="A replica's cost model and sizes (JSON or TOML).")]
+Profile = Annotated[
+    _Text, typer.Option(help="A stored profile's name (headrace models profile), or a JSON or TOML file.")
+]
 SloTtft = Annotated[_Text, typer.Option(help="Target for the first token, in seconds.")]
 SloItl = Annotated[_Text, typer.Option(help="Target between tokens, in seconds.")]
 Slots = Annotated[_Text, typer.Option(help="Slots of a replica; goes before the profile's.")]
@@ -74,11 +81,49 @@ def plan(
     else:
         _refuse({"--count": count, "--batching": batching}, "needs --tokens-per-s: a profile says it itself")
         sizes = [None if text is None else parse_whole(text, name) for name, text in _named(slots, kv_tokens)]
-        replica = load_profile(
-            read_document(profile, "--profile", "--profile"), "--profile", slots=sizes[0], kv_tokens=sizes[1]
-        )
+        replica = load_profile(_read_profile(profile), "--profile", slots=sizes[0], kv_tokens=sizes[1])
         report = plan_profile(load, replica, Targets(_seconds(slo_ttft, "--slo-ttft"), _seconds(slo_itl, "--slo-itl")))
     _print(report, as_json)
+
+
+def _read_profile(asked: str) -> object:
+    """What a stored profile or a file says of a replica, as the planner's own files are written."""
+    store = profile_store()
+    is_path = "/" in asked or Path(asked).suffix.lower() in (".json", ".toml")
+    if not is_path and store.has(asked):
+        measured = store.load(asked, "--profile")
+    else:
+        if not is_path and asked and not os.path.lexists(asked):
+            message = (
+                f"no profile is stored as {asked[:200]!r}, and there is no such file: headrace models profile NAME"
+            )
+            raise InvalidInput(message, param="--profile")
+        raw = read_document(Path(asked), "--profile", "--profile")
+        if not is_profile(raw):
+            return raw
+        measured = convert_profile(raw, f"--profile: {asked[:200]}", "--profile")
+    _check_files(measured)
+    note(f"profile {measured.name}: {measured.dtype} on {measured.machine.device}, measured {measured.measured_at}")
+    return {
+        **msgspec.to_builtins(measured.cost),
+        "slots": measured.slots,
+        "kv_tokens": measured.memory.kv_tokens,
+        "max_step_tokens": measured.max_step_tokens,
+        "max_step_s": measured.max_step_s,
+        "block_tokens": measured.memory.block_tokens,
+    }
+
+
+def _check_files(measured: ModelProfile) -> None:
+    """A model that was pulled anew since it was measured is another one."""
+    pulled = [manifest for manifest in model_store().models() if manifest.name == measured.model]
+    for path, file in ((path, file) for manifest in pulled for path, file in manifest.files.items()):
+        if measured.files.get(Path(path).name, file.sha256) != file.sha256:
+            message = (
+                f"the profile {measured.name} is outdated: it was measured with another {path} of {measured.model} than"
+                f" the one here (headrace models profile {measured.model})"
+            )
+            raise InvalidInput(message, param="--profile")
 
 
 def _read_mix(prompt: str | None, output: str | None, mix: Path | None) -> RequestMix:

@@ -4,9 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.cli.main import main
+from headrace.weights.profiles import ProfileStore
+from headrace.weights.store import Manifest, StoredFile
+from tests.unit.cli.profile.profile_rig import a_profile
 
 PROFILE = {"c0_s": 5e-3, "c_in_s": 2e-5, "c_out_s": 3e-5, "c_kv_s": 2e-8, "c_att_s": 2e-10}
 MEASURED = ["--tokens-per-s", "10000", "--prompt", "25", "--output", "50", "--rate", "4000"]
@@ -163,3 +167,76 @@ def test_a_malformed_mix_is_refused_by_field(command: Command, tmp_path: Path) -
     path.write_text(json.dumps({"classes": [{"prompt": {"kind": "uniform", "low": 1}, "output": 5}]}))
     error = command.refusal("--tokens-per-s", "100", "--mix", str(path), "--rate", "5")
     assert "high" in error and "classes" in error
+
+
+LOAD = ["--prompt", "100", "--output", "100", "--rate", "100"]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProfileStore:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return ProfileStore(tmp_path / "home" / "profiles")
+
+
+def test_a_stored_profile_plans_like_a_file_that_says_the_same(
+    command: Command, store: ProfileStore, tmp_path: Path
+) -> None:
+    store.save(a_profile())
+    code, out, err = command.run("--profile", "tiny", *LOAD, "--json")
+    assert code == 0 and err.startswith("profile tiny: int8 on a processor, measured 2026-01-01")
+    written = tmp_path / "flat.json"
+    written.write_text(json.dumps({**PROFILE, "slots": 32, "kv_tokens": 32_000, "max_step_tokens": 256}))
+    assert json.loads(out) == command.report("--profile", str(written), *LOAD)
+
+
+def test_a_stored_profile_may_be_carried_elsewhere_as_a_file(command: Command, store: ProfileStore) -> None:
+    path = store.save(a_profile())
+    by_path, by_name = (command.run("--profile", asked, *LOAD, "--json") for asked in (str(path), "tiny"))
+    assert by_path == by_name and by_path[0] == 0
+
+
+def test_flags_go_before_a_stored_profile_too(command: Command, store: ProfileStore) -> None:
+    store.save(a_profile())
+    _, out, _ = command.run("--profile", "tiny", *LOAD, "--kv-tokens", "1000", "--json")
+    assert json.loads(out)["replica"]["saturated"]["limit"] == "kv"
+
+
+def test_a_file_without_a_suffix_is_still_a_file(command: Command, store: ProfileStore, tmp_path: Path) -> None:
+    flat = {**PROFILE, "slots": 8, "kv_tokens": 9000}
+    (tmp_path / "replica").write_text("\n".join(f"{name} = {value}" for name, value in flat.items()))
+    assert command.report("--profile", "replica", *LOAD)["source"] == "profile"
+
+
+def test_a_name_that_nobody_stored_says_how_to_measure_it(command: Command, store: ProfileStore) -> None:
+    code, out, err = command.run("--profile", "default", *LOAD)
+    assert (code, out) == (2, "")
+    assert "no profile is stored as 'default', and there is no such file: headrace models profile" in err
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("{", "is damaged"),
+        ("[]", "is not a Headrace profile"),
+        (json.dumps({"format": "headrace-profile", "version": 0}), "measure again"),
+        (json.dumps({"format": "headrace-profile", "version": 1, "slots": "many"}), "is damaged"),
+    ],
+)
+def test_a_stored_profile_that_is_none_is_refused_in_one_line(
+    command: Command, store: ProfileStore, body: str, said: str
+) -> None:
+    path = store.save(a_profile())
+    path.write_text(body)
+    assert said in command.refusal("--profile", "tiny", *LOAD)
+
+
+def test_a_profile_of_other_files_than_those_pulled_is_outdated(command: Command, store: ProfileStore) -> None:
+    store.save(a_profile())
+    folder = store.folder.parent / "models" / "tiny"
+    folder.mkdir(parents=True)
+    manifest = Manifest("tiny", "tiny.gguf", {"tiny.gguf": StoredFile(1, "1" * 64, "pypi:a==1#tiny.gguf")})
+    (folder / "manifest.json").write_bytes(msgspec.json.encode(manifest))
+    assert "is outdated" in command.refusal("--profile", "tiny", *LOAD)
+    store.save(a_profile(files={"tiny.gguf": "1" * 64}))
+    assert command.run("--profile", "tiny", *LOAD)[0] == 0
