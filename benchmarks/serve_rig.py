@@ -53,9 +53,11 @@ def fake_config(
     workers: int = 1,
     more: str = "",
     vocab_size: int | None = None,
+    context_len: int | None = None,
 ) -> str:
     costs = "\n".join(f"{name} = {value!r}" for name, value in profile.items())
-    words = "" if vocab_size is None else f"vocab_size = {vocab_size}"
+    sizes = {"vocab_size": vocab_size, "context_len": context_len}
+    given = "\n".join(f"{name} = {size}" for name, size in sizes.items() if size is not None)
     return f"""{more}
 [[models]]
 name = "fake"
@@ -64,7 +66,7 @@ workers = {workers}
 [models.fake]
 slots = {slots}
 blocks = {blocks}
-{words}
+{given}
 [models.fake.profile]
 {costs}
 """

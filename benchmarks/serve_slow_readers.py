@@ -229,7 +229,7 @@ def main(readers: int, pairs: int, face: str, path: Path | None) -> int:
 
 if __name__ == "__main__":
     flags = argparse.ArgumentParser(description=__doc__)
-    flags.add_argument("--face", choices=tuple(UNREAD_S), default="socket")
+    flags.add_argument("--face", choices=tuple(TOKENS), default="socket")
     flags.add_argument("--readers", type=int, default=1000)
     flags.add_argument("--pairs", type=int, default=5)
     flags.add_argument("--json", type=Path, help="where to keep every figure")
