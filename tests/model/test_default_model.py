@@ -64,6 +64,7 @@ def test_log_probabilities_are_those_of_the_prompt_and_the_reply(local: LocalMod
     entries, prompt = row.choices[0].logprobs, row.prompt_logprobs
     assert entries is not None and prompt is not None
     assert [entry["position"] for entry in prompt] == list(range(1, row.prompt_tokens))
+    assert not any("id" in entry for entry in prompt), "of the reply's ids none is the prompt's"
     assert [entry["position"] for entry in entries] == [row.prompt_tokens + place for place in range(3)]
     for entry in entries:
         assert str(entry["id"]) in entry["top"]

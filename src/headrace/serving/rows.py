@@ -149,7 +149,7 @@ class RowRun:
         entry = self._open[spoken.key]
         entry.texts.setdefault(spoken.choice, []).append(spoken.text)
         if spoken.scores is not None:
-            for position, score in _score_entries(spoken):
+            for position, score in _score_entries(spoken, entry.prompt_tokens):
                 kind = entry.prompt_scores if position < entry.prompt_tokens else entry.scores
                 kind.setdefault(spoken.choice, []).append(score)
         if spoken.ended is None or spoken.finish_reason is None:
@@ -189,12 +189,13 @@ def _failed(index: int, name: str | int | None, error: HeadraceError) -> Row:
     return Row(index, name, error=RowError(error.code, error.message, error.param))
 
 
-def _score_entries(spoken: Spoken) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Log-probabilities as plain data, by position: the id that was taken, its own, and the alternatives by id."""
+def _score_entries(spoken: Spoken, num_prompt: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Log-probabilities as plain data, by position: the id that was taken, its own, and the alternatives by id. What a
+    prompt's ids are its sender knows; the last part of one is scored in the step that takes the reply's first."""
     scores = spoken.scores
     assert scores is not None
     for entry, position in enumerate(scores.positions.tolist()):
         ids, values = scores.top_ids[entry].tolist(), scores.top_logprobs[entry].tolist()
         top = {str(token): value for token, value in zip(ids, values, strict=True) if token >= 0}
         score = {"position": position, "logprob": float(scores.logprobs[entry]), "top": top}
-        yield position, score if not spoken.ids else {"id": spoken.ids[-1], **score}
+        yield position, score if position < num_prompt or not spoken.ids else {"id": spoken.ids[-1], **score}
