@@ -17,6 +17,7 @@ from headrace.gateway.earlier import Adopt, Earlier
 from headrace.streams.audience import Audience
 from headrace.streams.journal import Call, Kept, Name, SharedJournal
 from headrace.streams.journal import Expired as ExpiredThere
+from headrace.streams.reader import Reader
 from headrace.streams.record import Failure
 from headrace.streams.shelf import Shelf
 from headrace.streams.stream import Stream
@@ -96,8 +97,21 @@ class Finding:
         mirror = self._mirrors.get((stream.tenant, stream.id))
         return mirror is not None and mirror.audience.stream is stream
 
-    async def find(self, tenant: str, id: str) -> Audience:
-        """NotFound, Expired, or Unreachable where only the journal could know and does not answer."""
+    async def find(self, tenant: str, id: str, *, after: int = 0) -> Audience:
+        """NotFound, Expired, or Unreachable where only the journal could know and does not answer.
+
+        `after` is a frame that was read, maybe through another gateway: if it is kept, it will be here."""
+        audience = await self._find(tenant, id)
+        if self._journal is None or not _lacks(audience.stream, after):
+            return audience
+        mirror = self._mirrors.get((tenant, id))
+        if mirror is not None and mirror.audience is audience:
+            return await self._caught_up(mirror, await self._kept((tenant, id), self._journal))
+        if audience.stream.num_written >= after:
+            await self._published(audience.stream, after)
+        return await self._find(tenant, id)
+
+    async def _find(self, tenant: str, id: str) -> Audience:
         try:
             return self._shelf.find(tenant, id)
         except NotFound:
@@ -179,6 +193,25 @@ class Finding:
             task.cancel()
         await asyncio.gather(*tasks, *self._telling, return_exceptions=True)
 
+    async def _caught_up(self, mirror: Mirror, kept: Kept) -> Audience:
+        """Up to what was kept just now. Its other readers read that as if it had come along."""
+        stream = mirror.audience.stream
+        name = (stream.tenant, stream.id)
+        if self._mirrors.get(name) is not mirror:  # it was taken over here, or lost, meanwhile
+            return await self._find(*name)
+        if not stream.is_ended:
+            stream.restore(kept.records[len(stream.records) :])
+        return mirror.audience
+
+    async def _published(self, stream: Stream, after: int) -> None:
+        """Others may read what is kept before it is known here that it is."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while _lacks(stream, after):
+                    await Reader(stream, len(stream.records)).wait()
+        except TimeoutError:
+            raise Unreachable("This stream cannot be read on now: the journal does not answer.") from None
+
     def _at_hand(self, name: Name) -> Audience | None:
         """Others may have looked for it as well."""
         with suppress(NotFound):
@@ -236,7 +269,8 @@ class Finding:
             began_s = self._now_s()
             try:
                 async for record in journal.tail(*name, len(stream.records)):
-                    stream.restore((record,))
+                    if _lacks(stream, record.number):
+                        stream.restore((record,))
                 break
             except Unreachable:
                 if self._now_s() - began_s > SETTLE_S:  # it had answered for a while
@@ -288,6 +322,11 @@ class Finding:
             del self._mirrors[name]
             if mirror.following is not None:
                 mirror.following.cancel()
+
+
+def _lacks(stream: Stream, number: int) -> bool:
+    """More may come, and that record has not."""
+    return not stream.is_ended and len(stream.records) < number
 
 
 class _Elsewhere:

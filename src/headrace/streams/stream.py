@@ -98,13 +98,13 @@ class Stream:
     def append(self, parts: Sequence[Part], *, step: int = 0, age_s: float = 0.0, usage: Usage | None = None) -> None:
         """One record of what a step brought."""
         assert not self.is_closed, f"stream {self.id} has ended"
-        self._write(Record(self._next_number, tuple(parts), usage=usage, step=step, age_s=age_s))
+        self._write(Record(self.num_written + 1, tuple(parts), usage=usage, step=step, age_s=age_s))
 
     def end(self, ending: Ending, *, age_s: float = 0.0) -> None:
         """The last record."""
         assert not self.is_closed, f"stream {self.id} ends twice"
         self.is_closed = True
-        self._write(Record(self._next_number, ending=ending, age_s=age_s))
+        self._write(Record(self.num_written + 1, ending=ending, age_s=age_s))
 
     def restore(self, records: Sequence[Record]) -> None:
         """What an earlier life of the stream said. Nobody reads it yet."""
@@ -120,11 +120,12 @@ class Stream:
     @property
     def is_begun(self) -> bool:
         """Its writer has written something."""
-        return self._next_number > 1
+        return self.num_written > 0
 
     @property
-    def _next_number(self) -> int:
-        return len(self.records) + len(self._unpublished) + 1
+    def num_written(self) -> int:
+        """Records, with those that are not to be read yet."""
+        return len(self.records) + len(self._unpublished)
 
     def _write(self, record: Record) -> None:
         if self.keeper is None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 
-from headrace.core.errors import Expired, NotFound, Unreachable
+from headrace.core.errors import Expired, InvalidInput, NotFound, Unreachable
 from headrace.gateway.finding import Finding
 from headrace.streams.journal import Call, Entry, Kept, MemoryJournal, Then
 from headrace.streams.journal import Expired as ExpiredThere
@@ -192,6 +192,68 @@ def test_what_ended_elsewhere_is_read_and_not_shelved() -> None:
         assert len(reader.take()) == 2
         audience.leave(reader, scene.now_s)
         assert (scene.finding.num_mirrors, scene.shelf.num_kept, scene.revived) == (0, 0, [])
+
+    play(story)
+
+
+def test_a_frame_that_was_read_elsewhere_is_here_though_it_has_not_come_along_yet() -> None:
+    async def story(scene: Scene) -> None:
+        scene.journal.found = opened(said(1))
+        early = (await scene.finding.find(*S)).enter()
+        scene.journal.found = opened(said(1), said(2), said(3))
+        audience = await scene.finding.find(*S, after=2)
+        assert [record.number for record in audience.enter(2).take()] == [3]
+        for record in (said(2), said(3), ended(4)):
+            scene.journal.more.put_nowait(record)
+        await audience.stream.ended()
+        assert [record.number for record in early.take()] == [1, 2, 3, 4]
+
+    play(story)
+
+
+def test_a_frame_that_nobody_can_have_read_is_refused_and_changes_nothing() -> None:
+    async def story(scene: Scene) -> None:
+        scene.journal.found = opened(said(1), said(2))
+        for _ in range(2):
+            audience = await scene.finding.find(*S, after=3)
+            with pytest.raises(InvalidInput):
+                audience.enter(3)
+        assert audience.stream.records == [said(1), said(2)]
+
+    play(story)
+
+
+def test_what_others_can_read_before_it_is_published_here_is_waited_for() -> None:
+    async def story(scene: Scene) -> None:
+        stream = Stream("s", "acme", Plain())
+        stream.keeper = lambda stream, record: None
+        scene.adopt(stream)
+        for _ in range(2):
+            stream.append(said(1).parts)
+        assert len((await scene.finding.find(*S, after=3)).stream.records) == 0, "nobody has written that"
+        finding = asyncio.create_task(scene.finding.find(*S, after=2))
+        await asyncio.sleep(0.01)
+        stream.publish()
+        await asyncio.sleep(0.01)
+        assert not finding.done()
+        stream.publish()
+        assert (await asyncio.wait_for(finding, 5)).enter(2).take() == []
+
+    play(story)
+
+
+def test_what_was_taken_over_before_it_was_published_is_read_where_it_went() -> None:
+    async def story(scene: Scene) -> None:
+        stream = Stream("s", "acme", Plain())
+        stream.keeper = lambda stream, record: None
+        scene.adopt(stream)
+        stream.append(said(1).parts)
+        finding = asyncio.create_task(scene.finding.find(*S, after=1))
+        await asyncio.sleep(0.01)
+        scene.journal.found = opened(said(1), said(2))
+        stream.abandon(Failure("stream_moved", "elsewhere", 503))
+        audience = await asyncio.wait_for(finding, 5)
+        assert audience.enter(1).take() == [said(2)]
 
     play(story)
 

@@ -44,11 +44,12 @@ async def _resume(exchange: Exchange, stream_id: str) -> None:
         name, text = _LAST_EVENT_ID, exchange.last_event_id or "0"
     if not _NUMBER.fullmatch(text):
         raise InvalidInput(f"{name} must be the number of a frame.", param=name)
-    audience = await exchange.context.finding.find(exchange.caller.tenant, stream_id)
+    after = int(text)
+    audience = await exchange.context.finding.find(exchange.caller.tenant, stream_id, after=after)
     if exchange.method == "HEAD":
         return await exchange.send_raw(200, exchange.common_headers(), b"")
     try:
-        await exchange.resume(audience, int(text))
+        await exchange.resume(audience, after)
     except InvalidInput as error:
         error.param = name
         raise
