@@ -38,6 +38,8 @@ from headrace.worker.vigil import Vigil
 log = logging.getLogger("headrace.cluster")
 
 LOOK_S = 0.25
+# How long frames wait to be acknowledged together: a write for each would wake the worker as often.
+ACK_S = 0.01
 SILENCE_S = 2.0
 _NO_LOAD = EngineLoad(0.0, 0.0, 0, 0, 0, 0, 0, 0)
 # With so much on its way to a worker it gets nothing new. Far below what a link holds: what was taken in must not be
@@ -263,10 +265,10 @@ class ReplicaLink:
         self._replica.take(frame)
         if not self._is_ack_due:
             self._is_ack_due = True
-            asyncio.get_running_loop().call_soon(self._acknowledge)
+            asyncio.get_running_loop().call_later(ACK_S, self._acknowledge)
 
     def _acknowledge(self) -> None:
-        """Once for all frames that came together."""
+        """Once for all frames that came since the last time."""
         self._is_ack_due = False
         self.link.send(Ack(self._last_frame))
 
