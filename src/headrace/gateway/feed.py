@@ -11,6 +11,7 @@ from typing import Protocol
 from headrace.core.errors import InvalidInput
 from headrace.core.stages import Stage, StageClock
 from headrace.gateway.context import Context
+from headrace.gateway.pace import Pace
 from headrace.gateway.peer import Peer
 from headrace.gateway.telling import UNREAD, Telling
 from headrace.gateway.window import Window
@@ -18,8 +19,6 @@ from headrace.streams.audience import Audience
 from headrace.streams.record import Failure, Record
 
 MAX_FRAMES_PER_WRITE = 64
-# How long a reader takes nothing before its sequences may be paused for it: a pause gives up the slot.
-HELD_S = 1.0
 CANCELLED = Failure("cancelled", "The stream was cancelled.", 499)
 
 
@@ -46,7 +45,7 @@ class Wording(Protocol):
 
 
 class Feed(Telling):
-    __slots__ = ("_cursor", "_line", "_stuck_s", "_window", "_wording")
+    __slots__ = ("_line", "_pace", "_window", "_wording")
 
     def __init__(
         self,
@@ -66,9 +65,7 @@ class Feed(Telling):
         self._line = line
         self._window = Window(window, after)
         self._wording = wording
-        # Since when nothing could be said that there was to say, and from where on.
-        self._stuck_s: float | None = None
-        self._cursor = after
+        self._pace = Pace()
 
     def ack(self, number: int) -> None:
         """InvalidInput where that frame was not said yet."""
@@ -151,16 +148,9 @@ class Feed(Telling):
             self._peer.wake()
 
     def _is_stuck_too_long(self, now_s: float) -> bool:
-        """It waits, with something to say, and nothing was taken since. Once it has waited for a while it counts as
-        held, until it has caught up."""
-        reader = self._reader
-        if reader.cursor == len(self._stream.records):
-            self._stuck_s = None
-            reader.is_held = False
-        elif self._stuck_s is None or reader.cursor != self._cursor:
-            self._stuck_s = now_s
-            self._cursor = reader.cursor
-        elif now_s - self._stuck_s >= HELD_S:
-            reader.is_held = True
-            return now_s - self._stuck_s > self._context.config.max_unread_s
-        return False
+        """It waits, with something to say, and nothing was taken since. Before that it is held, and so is a reader that
+        takes too little: a window keeps what is generated ahead of it small."""
+        pace, reader = self._pace, self._reader
+        pace.look(now_s, reader.cursor, len(self._stream.records))
+        reader.is_held = pace.is_held
+        return pace.stuck_s(now_s) > self._context.config.max_unread_s

@@ -167,7 +167,8 @@ class Stream:
             if len(self.records) + _num_scores(self.records) > MAX_FOLDED:
                 return
             try:
-                self._folded = _encoder.encode(self.records)
+                # Copied: what the encoder gives out lies in a piece of memory that was made for more.
+                self._folded = bytes(memoryview(_encoder.encode(self.records)))
             except UnicodeEncodeError:  # half a character that no model should say: it stays as it is
                 return
         self.records = []

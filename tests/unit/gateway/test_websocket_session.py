@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from headrace.gateway.feed import HELD_S
+from headrace.gateway.pace import HELD_S
 from headrace.gateway.websocket.session import MAX_MISUNDERSTOOD, MAX_OPEN
 from headrace.streams.record import Failure
 from tests.unit.gateway.socket_rig import SocketScene, end, play, say
@@ -312,6 +312,23 @@ def test_a_full_window_pauses_the_stream_and_then_ends_it_for_that_reader() -> N
         assert (ending["type"], ending["seq"], ending["error"]["code"]) == ("end", 4, "client_too_slow")
         assert scene.service.calls[:2] == ["pause", "cancel client_too_slow"]
         assert scene.connection.is_open
+
+    play(story)
+
+
+def test_a_reader_that_takes_one_a_second_is_not_generated_far_ahead_of() -> None:
+    async def story(scene: SocketScene) -> None:
+        stream = await scene.starts(window=8)
+        for second in range(1, 61):
+            for _ in range(4):
+                # Twenty a second, while it is not paused.
+                await say(stream, *(["word "] * 5 if scene.service.calls[-1:] != ["pause"] else []))
+                await scene.passes(0.25)
+            await scene.says("ack", stream=stream.id, seq=second)
+        # It never waited for a frame, and its sequence ran each time for little more than the while of noticing.
+        assert scene.service.calls == ["pause", "resume", "pause", "resume", "pause"]
+        assert numbers(scene.heard) == list(range(1, 69))
+        assert len(stream.records) <= 68 + 20 * (HELD_S + 1.0)
 
     play(story)
 

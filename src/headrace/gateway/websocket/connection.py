@@ -7,6 +7,7 @@ Knows no message and no stream. The opening handshake is over (`handshake`), and
 
 import asyncio
 from collections.abc import MutableSet
+from contextlib import suppress
 from typing import Any, Protocol, cast
 
 from wsproto.connection import Connection as Wire
@@ -57,7 +58,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, context: Context, talk: Talk, connections: MutableSet[Any]) -> None:
         self._context = context
-        self._talk = talk
+        self._talk: Talk | None = talk
         self._connections = connections
         self._now_s = context.clock.now_s
         self._wire = Wire(ConnectionType.SERVER)
@@ -98,7 +99,13 @@ class Connection(asyncio.Protocol):
         self._stop_timer()
         self._transport = None
         self._message.clear()
-        self._talk.lost()
+        # Who speaks here holds this in turn, and the parser is a generator of what holds it: such cycles would keep all of
+        # the socket until a collection.
+        talk, self._talk = self._talk, None
+        if talk is not None:
+            talk.lost()
+        with suppress(AttributeError):  # of another wsproto: it is collected, then, as any cycle
+            self._wire._proto._parse_more.close()
 
     def say(self, *messages: bytes) -> None:
         """Texts, in one write. To a peer that is gone they are not said."""
@@ -122,7 +129,8 @@ class Connection(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """The server calls this of all its connections when it is told to stop."""
-        self._talk.drain()
+        if self._talk is not None:
+            self._talk.drain()
 
     def pause_writing(self) -> None:
         self._blocked_s = self._now_s()
@@ -131,7 +139,8 @@ class Connection(asyncio.Protocol):
         """Whoever does not read is not listened to: what it is answered would pile up. Now it is again."""
         self._blocked_s = self._asked_s = None
         self._heard_s = self._now_s()
-        self._talk.flows()
+        if self._talk is not None:
+            self._talk.flows()
         if self._timer is None and not self._is_closing:
             self._go_on()
 
@@ -227,7 +236,9 @@ class Connection(asyncio.Protocol):
             message, self._message = bytes(self._message), bytearray()
             began_s, self._began_s = self._began_s, None
             self._num_fragments = 0
-            return self._talk.heard(message, now_s if began_s is None else began_s)
+            if self._talk is not None:
+                self._talk.heard(message, now_s if began_s is None else began_s)
+            return
         if self._began_s is None:
             self._began_s = now_s
         self._num_fragments += event.frame_finished
