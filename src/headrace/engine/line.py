@@ -108,9 +108,12 @@ class WaitingLine:
         return lane
 
     def admitted(self, lane: Lane) -> None:
-        """Somebody of the lane got a slot."""
+        """Somebody of the lane got a slot. Levels rise when the step is charged: until then, it holds more."""
         self._served_level[lane.tier] = self._level_in_service(lane.tier)
         self._last_served[lane.tier] = lane.tenant
+        head = self.head(lane) if lane.entry else None
+        if head is not None:
+            self._file(lane, head.arrival_s)
 
     def _level_in_service(self, tier: int) -> float:
         """Where who returns to a tier starts: at the level of whom it served last, and never lower than before.

@@ -317,3 +317,15 @@ def test_the_first_is_always_the_first_of_a_plain_sort(moves: list[tuple[str, st
                 if one.tenant == head.tenant and key[:2] == first[:2]
             ]
             assert (head.ttft_at_s, head.arrival_s) == min(lane)
+
+
+def test_who_was_just_admitted_holds_more_and_stands_behind_its_equals() -> None:
+    world = World()
+    for name in ("a1", "a2", "a3"):
+        world.add(name, "a")
+    world.add("b1", "b")
+    lane = world.first()
+    assert world.serve() == "a1"
+    world.tenants.hold_slot(lane.tenant, 1, guaranteed=False)
+    world.line.admitted(lane)
+    assert world.serve_all() == ["b1", "a2", "a3"]

@@ -133,6 +133,21 @@ def test_a_newcomer_waits_for_a_fifth_of_its_target_at_most() -> None:
     assert len(rig.plans) > 4
 
 
+def test_a_tenant_that_comes_with_a_flood_of_another_is_in_the_next_step() -> None:
+    """Neither has been charged for the other's company yet: the flood must not take the whole step for that."""
+    rig = Rig(engine_config(slots=32, blocks=1024, context_len=512, max_step_tokens=512))
+    rig.submit(request("before", length=4, max_tokens=20, tenant="quiet"))
+    rig.step()
+    for index in range(10):
+        rig.submit(request(f"flood{index}", length=128, max_tokens=20, tenant="flood"))
+    quiet = rig.submit(request("quiet", length=4, tenant="quiet"))
+    rig.step()
+    assert rig.token_times[quiet], "it waited for a step of the flood alone"
+    assert planned_tokens(rig.plans[-1]) > 256, "and the flood has the rest of the step"
+    rig.run()
+    rig.assert_true()
+
+
 def test_the_shortest_target_served_counts_and_for_a_minute_after() -> None:
     targets = LOOSE | {"plus": TierTargets(ttft_s=0.15, itl_s=1e3)}
     rig = Rig(engine_config(slots=8, blocks=2048, context_len=8192, max_step_tokens=8192, targets=targets))
