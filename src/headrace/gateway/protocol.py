@@ -29,8 +29,9 @@ _MALFORMED = "This is not a request that HTTP/1.1 allows."
 _FREE_CHUNKS = 1024
 _MIN_CHUNK_BYTES = 64
 _SLACK_BYTES = 64 << 10
-# How long, and for how much more, a refused client is listened to, so that what it was told reaches it.
-_LINGER_S = 1.0
+# A refused client is listened to while it goes on sending, so that what it was told reaches it: not through more silence
+# than this, and for no more time than a request has, nor more bytes.
+_LINGER_S = 5.0
 _LINGER_BYTES = 16 << 20
 # Of an answer that lies unread, within `max_unread_s`.
 _MIN_TAKEN_BYTES = 64 << 10
@@ -336,7 +337,17 @@ class FencedProtocol(HttpToolsProtocol):
             self.transport.write_eof()
         self.flow.resume_reading()
         self._wire_bytes = 0
-        self._deadline = self.loop.call_later(_LINGER_S, self.transport.abort)
+        self._listen_on(0, self.loop.time() + self._context.config.receive_s)
+
+    def _listen_on(self, heard_bytes: int, until_s: float) -> None:
+        """Until it is silent: nothing came since `heard_bytes`."""
+        self._deadline = self.loop.call_later(_LINGER_S, self._hush, heard_bytes, until_s)
+
+    def _hush(self, heard_bytes: int, until_s: float) -> None:
+        if self._wire_bytes == heard_bytes or self.loop.time() >= until_s:
+            self.transport.abort()
+        else:
+            self._listen_on(self._wire_bytes, until_s)
 
 
 def fenced(context: Context) -> Any:

@@ -19,9 +19,12 @@ from headrace.gateway.protocol import FencedProtocol, fenced
 from headrace.gateway.websocket.connection import Connection
 
 KEEP_ALIVE_S = 75
+# libuv takes one connection per turn of the loop from a socket that listens. So each listens as often: behind a burst of
+# somebody else's connections a newcomer would wait for as many turns.
+DOORS = 4
 UNSENT_PULSE_S = (0.05, 2.0)
 # How long a gateway that is replaced still answers what is asked on connections that it has accepted.
-LINGER_S = 1.0
+LINGER_S = 3.0
 # For an error to reach who cannot read on elsewhere.
 LAST_WORDS_S = 2.0
 
@@ -81,7 +84,8 @@ async def serve(
     tasks = [asyncio.create_task(app.context.pulse.run()), asyncio.create_task(server.watch_unsent(config))]
     if certificate is not None:
         tasks.append(asyncio.create_task(certificate.watch()))
-    running = asyncio.create_task(server.serve(list(sockets)))
+    doors = [*sockets, *(one.dup() for one in sockets for _ in range(1, DOORS))]
+    running = asyncio.create_task(server.serve(doors))
     stopping = asyncio.create_task(stop.wait())
     retiring = asyncio.create_task((retire or asyncio.Event()).wait())
     try:

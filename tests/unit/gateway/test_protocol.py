@@ -30,6 +30,16 @@ async def told(live: Live, *parts: bytes) -> tuple[int, bytes]:
     return (int(head.split()[1]), body) if head else (0, b"")
 
 
+async def is_answered(live: Live) -> bool:
+    """Somebody else, who comes again if this machine stood still for as long as a request may take to arrive."""
+    for _ in range(10):
+        wire = await live.connect()
+        await wire.send(GOOD)
+        if (await wire.some(1 << 16)).startswith(b"HTTP/1.1 200"):
+            return True
+    return False
+
+
 @pytest.mark.parametrize(
     ("request_bytes", "status"),
     [
@@ -67,6 +77,21 @@ def test_what_is_not_a_request_is_refused_and_closed(request_bytes: bytes, statu
     play(story())
 
 
+def test_who_is_slow_to_send_what_is_refused_hears_why_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.gateway.protocol._LINGER_S", 2.0)
+
+    async def story() -> None:
+        async with running(gateway()) as live:
+            wire = await live.connect()
+            await wire.send(b"GET /live HTTP/1.1\r\n" + b"a" * 300_000)
+            for _ in range(25):
+                await wire.send(b"a" * 1000)
+                await asyncio.sleep(0.1)
+            assert (await wire.rest()).startswith(b"HTTP/1.1 431")
+
+    play(story())
+
+
 @pytest.mark.parametrize(
     ("beginning", "answers"),
     [
@@ -78,12 +103,10 @@ def test_what_is_not_a_request_is_refused_and_closed(request_bytes: bytes, statu
 )
 def test_a_request_that_does_not_arrive_is_closed_by_a_timer(beginning: bytes, answers: bool) -> None:
     async def story() -> None:
-        async with running(gateway(receive_s=0.2)) as live:
+        async with running(gateway(receive_s=0.5)) as live:
             slow = await live.connect()
             await slow.send(beginning)
-            other = await live.connect()
-            await other.send(GOOD)
-            assert (await other.answer())[0] == 200
+            assert await is_answered(live)
             found = await slow.rest()
             assert (b"HTTP/1.1 408" in found) == answers
 
@@ -92,13 +115,12 @@ def test_a_request_that_does_not_arrive_is_closed_by_a_timer(beginning: bytes, a
 
 def test_many_slow_connections_hold_up_nobody() -> None:
     async def story() -> None:
-        async with running(gateway(receive_s=0.5)) as live:
-            slow = [await live.connect() for _ in range(200)]
-            for wire in slow:
-                await wire.send(b"GET /live HTTP/1.1\r\nhost: local")
-            other = await live.connect()
-            await other.send(GOOD)
-            assert (await other.answer())[0] == 200
+        async with running(gateway(receive_s=2.0)) as live:
+            slow = []
+            for _ in range(200):
+                slow.append(await live.connect())
+                await slow[-1].send(b"GET /live HTTP/1.1\r\nhost: local")
+            assert await is_answered(live)
             told = await asyncio.gather(*(wire.rest() for wire in slow))
             assert all(answer.startswith(b"HTTP/1.1 408") for answer in told)
 
@@ -135,7 +157,7 @@ def test_a_body_that_waits_to_be_asked_for_is_asked_for() -> None:
 
 def test_an_empty_line_between_requests_does_not_hold_a_connection() -> None:
     async def story() -> None:
-        async with running(gateway(receive_s=0.2)) as live:
+        async with running(gateway(receive_s=1.0)) as live:
             wire = await live.connect()
             await wire.send(GOOD)
             assert (await wire.answer())[0] == 200
@@ -157,9 +179,8 @@ def test_a_dribbled_body_does_not_move_the_deadline() -> None:
                     await asyncio.sleep(0.02)
 
             task = asyncio.create_task(dribble())
-            began_s = time.monotonic()
+            # Its last byte would come after twenty seconds.
             assert b"408" in await wire.rest()
-            assert time.monotonic() - began_s < 2.0
             task.cancel()
 
     play(story())
@@ -329,13 +350,13 @@ def test_who_reads_slowly_is_left_to_read() -> None:
     words = b'{"text":"' + b"word " * (1 << 20) + b'"}'
 
     async def story() -> None:
-        async with running(gateway(max_unread_s=0.1)) as live:
+        async with running(gateway(max_unread_s=1.0)) as live:
             wire = await live.connect()
             await wire.send(HEAD + b"content-length: %d\r\n\r\n" % len(words) + words)
             found = 0
             while found < len(words):
                 found += len(await wire.some(1 << 18))
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.1)
 
     play(story())
 
@@ -363,7 +384,7 @@ def test_who_closes_while_a_worker_computes_has_left(path: bytes) -> None:
             wire = await live.connect()
             await wire.say_all(HEAD.replace(b"/whole", path) + b"content-length: 2\r\n\r\n{}")
             assert await wire.rest() == b""
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 while "finished" not in service.calls:
                     await asyncio.sleep(0.001)
             assert service.calls == ["cancel disconnected", "finished"]
