@@ -57,7 +57,7 @@ def wait_for_end(pid: int) -> bool:
     except ProcessLookupError:
         return True
     try:
-        return bool(select.select([watched], [], [], 10.0)[0])
+        return bool(select.select([watched], [], [], 60.0)[0])
     finally:
         os.close(watched)
 
@@ -70,6 +70,18 @@ def test_a_job_that_never_ends_is_stopped(pool: LimitedPool) -> None:
     with pytest.raises((InvalidInput, TimedOut), match=r"0\.3 s"):
         pool.call_sync("render", payload(LOOP), list[str], subject="the text", limit_s=0.3)
     assert render(pool, "next") == ["next"]
+
+
+def test_a_job_that_is_late_because_its_process_stood_still_is_waited_for() -> None:
+    with LimitedPool(Limits(processes=1, job_s=1.0)) as pool:
+        render(pool, "x")
+        (pid,) = pool.pids
+        os.kill(pid, signal.SIGSTOP)
+        job = pool._submit("render", payload("y"), list[str], "the text", None, None)
+        with pytest.raises(TimeoutError):
+            job.result(1.5)
+        os.kill(pid, signal.SIGCONT)
+        assert job.result() == ["y"] and pool.pids == (pid,)
 
 
 @pytest.mark.parametrize(
