@@ -30,6 +30,9 @@ SHORT = ("--prompt", "20", "--output", "1")
 PACED = FREE | {"c0_s": 0.020}
 OPEN_STREAMS = 5000
 STREAMS = ("--prompt", "20", "--output", "100", "--warmup", "3")
+# Users whose replies are equally long all end and begin in the same step, again and again: that would time a crowd of
+# requests, and not what is between the tokens of streams that are independent of each other.
+UNEQUAL_STREAMS = ("--prompt", "20", "--output", "uniform:50:150", "--warmup", "5")
 # As many as fill the gateway's core; and a quarter of it, where what it adds to each token can be told from what two
 # cores add that client, gateway and worker share.
 MANY, SOME = 256, 64
@@ -71,7 +74,8 @@ def whole(name: str, url: str, key: str, *flags: str, seconds: float) -> dict[st
 
 def streamed(name: str, url: str, key: str, *flags: str, seconds: float, users: int = MANY) -> dict[str, Any]:
     name = f"{name}, {users} streams"
-    run = load(url, key, *STREAMS, "--users", str(users), "--duration", str(seconds), *flags)["runs"][0]
+    lengths = STREAMS if users == MANY else UNEQUAL_STREAMS
+    run = load(url, key, *lengths, "--users", str(users), "--duration", str(seconds), *flags)["runs"][0]
     per_cpu_s = run["gateway"]["frames_per_cpu_s"] if run["gateway"] else None
     say(f"{name}: frames/s", f"{run['frames_per_s']:,.0f}")
     say(f"{name}: frames per CPU-second", "–" if per_cpu_s is None else f"{per_cpu_s:,.0f}")
