@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-_START_S = 20.0
+_START_S = 60.0
 
 
 @contextlib.contextmanager

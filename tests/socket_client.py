@@ -21,7 +21,7 @@ from wsproto.events import (
     TextMessage,
 )
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Refused(Exception):

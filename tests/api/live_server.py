@@ -3,20 +3,23 @@
 import http.client
 import json
 import os
+import secrets
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 START_S = 120.0
-PATIENCE_S = 30.0
+# For what is done in a moment where nothing else is: a machine may have to do much else.
+PATIENCE_S = 60.0
 
 
 class LiveServer:
@@ -139,11 +142,22 @@ def live_server(home: Path, *argv: str) -> Iterator[LiveServer]:
 
 
 def written(home: Path, text: str) -> Path:
-    """A configuration file with this text."""
+    """A configuration file with this text, all at once: a server may be watching it."""
     home.mkdir(parents=True, exist_ok=True)
     path = home / "headrace.toml"
-    path.write_text(text)
+    draft = home / "headrace.toml.new"
+    draft.write_text(text)
+    draft.replace(path)
     return path
+
+
+def free_port() -> int:
+    """Drawn, and below those that the system gives to whoever wants any: free for the seconds until a server has it."""
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def eventually(look: Callable[[], T | None], otherwise: str, within_s: float = PATIENCE_S) -> T:

@@ -3,12 +3,11 @@
 import json
 import socket
 import threading
-import time
 from typing import Any
 
 import pytest
 
-from tests.api.live_server import LiveServer
+from tests.api.live_server import PATIENCE_S, LiveServer
 
 LONG: dict[str, Any] = {"max_tokens": 1200, "temperature": 0, "seed": 7, "ignore_eos": True}
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -97,10 +96,9 @@ ATTACKS: dict[str, tuple[list[bytes], set[int]]] = {
 }  # fmt: skip
 
 
-def tell(server: LiveServer, parts: list[bytes]) -> tuple[int, bytes, float]:
-    """Status, body and how long it took."""
-    began_s = time.monotonic()
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as wire:
+def tell(server: LiveServer, parts: list[bytes]) -> tuple[int, bytes]:
+    """Status and body."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as wire:
         answer = b""
         try:
             for part in parts:
@@ -115,7 +113,7 @@ def tell(server: LiveServer, parts: list[bytes]) -> tuple[int, bytes, float]:
         length = int(head.lower().partition(b"content-length: ")[2].split()[0])
         while len(body) < length:
             body += wire.recv(65536)
-    return int(head.split()[1]), body, time.monotonic() - began_s
+    return int(head.split()[1]), body
 
 
 def test_every_attack_gets_its_answer_while_a_stream_runs_on(fake_server: LiveServer) -> None:
@@ -133,10 +131,10 @@ def test_every_attack_gets_its_answer_while_a_stream_runs_on(fake_server: LiveSe
     wrong: list[str] = []
     try:
         for name, (parts, expected) in ATTACKS.items():
-            status, body, took_s = tell(fake_server, parts)
+            status, body = tell(fake_server, parts)
             error = json.loads(body).get("error", {})
-            if status not in expected or set(error) != {"message", "type", "param", "code"} or took_s > 5.0:
-                wrong.append(f"{name}: {status} after {took_s:.1f} s: {body[:200]!r}")
+            if status not in expected or set(error) != {"message", "type", "param", "code"}:
+                wrong.append(f"{name}: {status}: {body[:200]!r}")
             for leak in (b"Traceback", b'File "', b"site-packages", b"0x", fake_server.key.encode()):
                 assert leak not in body, name
     finally:

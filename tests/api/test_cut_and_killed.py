@@ -18,8 +18,7 @@ import pytest
 
 from headrace.gateway.grpc import headrace_pb2 as pb
 from headrace.gateway.grpc.call import SERVICE
-from tests.api.live_server import LiveServer, eventually, live_server, written
-from tests.api.test_grpc import free_port
+from tests.api.live_server import LiveServer, eventually, free_port, live_server, written
 from tests.services import redis_server
 from tests.socket_client import Closed, opened
 
@@ -29,6 +28,7 @@ CONFIG = """
 processes = {gateways}
 journal = "{journal}"
 resume_s = 60.0
+disconnect_grace_s = 60.0
 [[models]]
 name = "fake"
 runner = "fake"
@@ -45,7 +45,7 @@ BODY = {
     "return_token_ids": True,
     "stream": True,
 }
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 # When every reader has so many frames, a gateway is killed.
 KILLS = (30, 80, 130)
 AGAIN_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -134,7 +134,7 @@ class Calls(CutReader):
             ask = channel.stream_stream(
                 f"/{SERVICE}/{name}", lambda each: each.SerializeToString(), pb.PredictChunk.FromString
             )
-            call = ask(iter([request]), metadata=metadata, timeout=10.0)
+            call = ask(iter([request]), metadata=metadata, timeout=PATIENCE_S)
             try:
                 chunk = next(call)
             except grpc.RpcError as error:
@@ -201,7 +201,7 @@ def test_cut_after_every_frame_while_gateways_die_the_pieces_are_the_whole(home:
         names = ["gateway"] if gateways == 1 else [f"gateway {index}" for index in range(gateways)]
         readers = [kind(server, kind.__name__) for kind in (Events, Sockets, Calls)]
         for number, least in enumerate(KILLS):
-            eventually(lambda least=least: is_far(readers, least), "a stream does not go on")  # type: ignore[misc]
+            eventually(lambda least=least: is_far(readers, least), "a stream does not go on", PATIENCE_S)  # type: ignore[misc]
             os.kill(server.child(names[number % gateways]), signal.SIGKILL)
         for reader in readers:
             reader.join(PATIENCE_S)

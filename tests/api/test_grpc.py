@@ -4,7 +4,6 @@ import json
 import os
 import queue
 import signal
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from headrace.accounts.keys import hash_key
 from headrace.gateway.grpc import headrace_pb2 as pb
 from headrace.gateway.grpc.call import SERVICE
-from tests.api.live_server import PATIENCE_S, LiveServer, eventually, live_server, written
+from tests.api.live_server import PATIENCE_S, LiveServer, eventually, free_port, live_server, written
 
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789"
 NUM_TOKENS = 200
@@ -98,13 +97,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         assert server.ready["grpc"] == f"127.0.0.1:{port}"
         yield found
         found.channel.close()
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 def body_of(api: str, **fields: Any) -> dict[str, Any]:
@@ -237,9 +229,11 @@ def test_a_server_that_is_told_to_stop_finishes_what_is_open_and_takes_nothing_n
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     home, port = tmp_path_factory.mktemp("drain"), free_port()
-    with live_server(home, "--config", str(written(home, CONFIG)), "--grpc-port", str(port)) as server:
+    # It has to last until all the rest was seen.
+    config = CONFIG.replace("[gateway]", "[gateway]\ndrain_s = 120.0").replace("c0_s = 0.002", "c0_s = 0.01")
+    with live_server(home, "--config", str(written(home, config)), "--grpc-port", str(port)) as server:
         served = Served(server, port)
-        call = served.call(start(max_tokens=1500))
+        call = served.call(start(max_tokens=1000), timeout=3 * PATIENCE_S)
         heard = [next(call)]
         server.signal(signal.SIGTERM)
         eventually(lambda: served.health() == health_pb2.HealthCheckResponse.NOT_SERVING, "it says that it serves")
@@ -247,6 +241,6 @@ def test_a_server_that_is_told_to_stop_finishes_what_is_open_and_takes_nothing_n
             list(served.call(start()))
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         heard += call
-        assert heard[-1].is_final and heard[-1].usage.completion_tokens == 1500
+        assert heard[-1].is_final and heard[-1].usage.completion_tokens == 1000
         assert server.wait() == 0
         served.channel.close()

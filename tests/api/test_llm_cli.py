@@ -32,7 +32,7 @@ class Llm:
             command,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
             check=check,
             env=self._environment,
             stdin=subprocess.DEVNULL,

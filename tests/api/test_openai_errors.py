@@ -84,15 +84,25 @@ def test_a_page_elsewhere_is_denied(client: OpenAI) -> None:
     assert raised.value.type == "permission_error"
 
 
+def told_until(client: OpenAI, deadline_ms: int) -> tuple[int, openai.APIError]:
+    """How many chunks came before the deadline of a request that takes longer, and the error then."""
+    fields = {**CHAT, "max_tokens": 8000}
+    headers = {"x-headrace-deadline-ms": str(deadline_ms)}
+    num_told = 0
+    try:
+        for _ in client.chat.completions.create(**fields, stream=True, extra_headers=headers):
+            num_told += 1
+    except openai.APIError as error:
+        return num_told, error
+    raise AssertionError("it ended before its deadline")
+
+
 def test_a_deadline_that_passes_mid_stream_is_an_error_of_the_stream(client: OpenAI) -> None:
-    fields = {**CHAT, "max_tokens": 4000}
-    headers = {"x-headrace-deadline-ms": "400"}
-    stream = client.chat.completions.create(**fields, stream=True, extra_headers=headers)
-    told = [next(stream) for _ in range(5)]
-    with pytest.raises(openai.APIError) as raised:
-        told.extend(stream)
-    assert not isinstance(raised.value, openai.APIStatusError)
-    assert raised.value.code == "deadline_exceeded"
+    # A machine that is busy with something else may need longer until there is a stream.
+    tried = (told_until(client, deadline_ms) for deadline_ms in (400, 2000, 6000))
+    error = next(error for num_told, error in tried if num_told)
+    assert not isinstance(error, openai.APIStatusError)
+    assert error.code == "deadline_exceeded"
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +175,7 @@ def test_the_client_retries_when_it_was_told_to(crowded: LiveServer) -> None:
 
     http = DefaultHttpxClient(event_hooks={"response": [note]})
     with OpenAI(
-        base_url=f"{crowded.url}/v1", api_key=crowded.key, max_retries=4, timeout=PATIENCE_S, http_client=http
+        base_url=f"{crowded.url}/v1", api_key=crowded.key, max_retries=20, timeout=PATIENCE_S, http_client=http
     ) as client:
         reply = client.chat.completions.create(**CHAT)
     assert reply.choices[0].finish_reason == "length"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import openai
 
-from tests.api.live_server import LiveServer, eventually, live_server
+from tests.api.live_server import PATIENCE_S, LiveServer, eventually, live_server
 from tests.api.test_several_gateways import begin, connected, content, folder, two_gateways
 
 __all__ = ["folder"]
@@ -65,7 +65,7 @@ def asks_as_the_official_client(server: LiveServer) -> Callable[[int], None]:
 
 def rolled(server: LiveServer) -> None:
     server.signal(signal.SIGUSR2)
-    eventually(lambda: "all gateways and workers were restarted" in server.said(), "it did not end", within_s=90.0)
+    eventually(lambda: "all gateways and workers were restarted" in server.said(), "it did not end", within_s=240.0)
 
 
 def test_no_request_fails_while_everything_is_restarted(home: Path, folder: Path) -> None:
@@ -79,7 +79,7 @@ def test_no_request_fails_while_everything_is_restarted(home: Path, folder: Path
         finally:
             over.set()
             for load in loads:
-                load.join(60)
+                load.join(PATIENCE_S)
         assert [failure for load in loads for failure in load.failures] == [], server.said()
         assert all(load.num_asked > 5 for load in loads)
         after = server.children()
@@ -116,7 +116,7 @@ def test_asked_of_one_gateway_only_the_workers_are_restarted(home: Path) -> None
     with live_server(home, "--runner", "fake", "--workers", "2") as server:
         before = server.children()
         server.signal(signal.SIGUSR2)
-        eventually(lambda: "the workers were restarted" in server.said(), "it did not end", within_s=60.0)
+        eventually(lambda: "the workers were restarted" in server.said(), "it did not end", within_s=240.0)
         after = server.children()
         assert {name for name in before if before[name] != after.get(name)} == {
             "headrace: worker fake 0",

@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,14 +17,15 @@ import pytest
 from headrace.gateway.grpc import headrace_pb2 as pb
 from headrace.gateway.grpc.call import SERVICE
 from tests.api.kinds import KINDS
-from tests.api.live_server import LiveServer, eventually
-from tests.api.test_grpc import free_port
+from tests.api.live_server import LiveServer, eventually, free_port
 from tests.api.test_several_gateways import connected, folder, two_gateways
 from tests.socket_client import Closed, SocketClient
 
 __all__ = ["folder"]
-NUM_TOKENS = 100
-PATIENCE_S = 30.0
+# Steps of 20 ms: they last until a gateway was found and killed.
+NUM_TOKENS = 300
+PATIENCE_S = 120.0
+AGAIN_S = 0.2
 Said = dict[str, list[tuple[int, Any]]]
 
 
@@ -65,14 +67,23 @@ class Socket:
             await client.say(type="start", id=id, api="chat", body=body_of(number), headers=headers)
 
     async def resume(self, client: SocketClient) -> None:
-        for id, said in self.said.items():
+        for id in self.said:
             if id not in self.ends:
-                await client.say(type="resume", stream=id, after=said[-1][0] if said else 0)
+                await self._resume(client, id)
+
+    async def _resume(self, client: SocketClient, id: str) -> None:
+        said = self.said[id]
+        await client.say(type="resume", stream=id, after=said[-1][0] if said else 0)
 
     async def hear(self, client: SocketClient, is_enough: Callable[[], bool] = lambda: False) -> None:
         """Until every stream has ended here, or it is enough."""
         while len(self.ends) < len(self.said) and not is_enough():
             message = await client.hear()
+            if message["type"] == "error" and message["status"] == 503:
+                # Nobody can know yet.
+                await asyncio.sleep(AGAIN_S)
+                await self._resume(client, message["stream"])
+                continue
             assert message["type"] in ("started", "frame", "end"), message
             if message["type"] == "frame":
                 said = self.said[message["stream"]]
@@ -216,8 +227,16 @@ def test_a_call_whose_gateway_is_killed_is_gone_on_with_at_the_other(home: Path,
         with pytest.raises(grpc.RpcError) as lost:
             heard.extend(call)
         assert lost.value.code() is grpc.StatusCode.UNAVAILABLE
-        again = pb.ResumeRequest(resume=pb.Resume(stream="wild", after=heard[-1].chunk_seq))
-        heard += calls(port, again, server.key)
+        give_up_s = time.monotonic() + PATIENCE_S
+        while not heard[-1].is_final:
+            assert time.monotonic() < give_up_s, "it did not go on"
+            again = pb.ResumeRequest(resume=pb.Resume(stream="wild", after=heard[-1].chunk_seq))
+            try:
+                heard.extend(calls(port, again, server.key))
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+                time.sleep(AGAIN_S)
         assert chunks_told(heard) == chunks_told(truth) and len(chunks_told(truth)) == 4
         numbers = [chunk.chunk_seq for chunk in heard]
         assert numbers == sorted(set(numbers))

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.live_server import LiveServer, eventually, live_server, written
+from tests.api.live_server import PATIENCE_S, LiveServer, eventually, live_server, written
 from tests.api.test_gateway_death import chat_body, kill, read_all, told
 from tests.services import redis_server
 
@@ -25,7 +25,7 @@ CONFIG = """
 processes = 2
 journal = "{journal}"
 resume_s = 60.0
-disconnect_grace_s = 5.0
+disconnect_grace_s = {grace_s}
 drain_s = {drain_s}
 [[tenants]]
 name = "local"
@@ -51,9 +51,12 @@ def folder() -> Iterator[Path]:
 
 
 @contextmanager
-def two_gateways(home: Path, folder: Path, *argv: str, drain_s: int = 30) -> Iterator[LiveServer]:
+def two_gateways(
+    home: Path, folder: Path, *argv: str, drain_s: int = 30, grace_s: float = 60.0
+) -> Iterator[LiveServer]:
     with redis_server(folder) as journal:
-        text = CONFIG.format(journal=journal, drain_s=drain_s, hash=sha256(OTHER_KEY.encode()).hexdigest())
+        hashed = sha256(OTHER_KEY.encode()).hexdigest()
+        text = CONFIG.format(journal=journal, drain_s=drain_s, grace_s=grace_s, hash=hashed)
         with live_server(home, "--config", str(written(home, text)), *argv) as server:
             yield server
 
@@ -64,7 +67,7 @@ class Connection:
     def __init__(self, server: LiveServer, key: str | None = None) -> None:
         self._server = server
         self._key = key
-        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
         text = server.send(self._connection, "GET", "/metrics", None).read().decode()
         (line,) = [line for line in text.splitlines() if line.startswith("headrace_gateway{")]
         self.index = int(line.partition('index="')[2].partition('"')[0])
@@ -135,25 +138,27 @@ def test_twenty_readers_over_both_gateways_get_the_same(home: Path, folder: Path
 
         def read() -> None:
             with server.connect() as connection:
-                heard.append(content(server.send(connection, "GET", "/v1/streams/shared", None)))
+                response = server.send(connection, "GET", "/v1/streams/shared", None)
+                assert response.status == 200, response.read()
+                heard.append(content(response))
 
         readers = [threading.Thread(target=read) for _ in range(20)]
         for reader in readers:
             reader.start()
         assert content(opened)[1]
         for reader in readers:
-            reader.join(60)
+            reader.join(PATIENCE_S)
         with connected(server, 0) as one, connected(server, 1) as two:
             again = [content(each.send("GET", "/v1/streams/shared")) for each in (one, two)]
         assert len(heard) == 20 and set(heard) == set(again) and again[0][1] and len(again[0][0]) > 100
 
 
 def test_what_is_read_at_another_gateway_goes_on_and_can_be_cancelled_there(home: Path, folder: Path) -> None:
-    with two_gateways(home, folder) as server, connected(server, 1) as elsewhere:
+    with two_gateways(home, folder, grace_s=4.0) as server, connected(server, 1) as elsewhere:
         with connected(server, 0) as first:
             begin(first, "long", 4000)
-        # Its first reader is gone; the grace would be over long before its end.
-        response = elsewhere.send("GET", "/v1/streams/long")
+            response = elsewhere.send("GET", "/v1/streams/long")
+        # Its first reader is gone; the grace is over long before these have come.
         for _ in range(800):
             assert response.readline(), "it ended while it was read"
         with connected(server, 1) as canceller:
@@ -199,6 +204,6 @@ def test_streams_go_on_while_redis_stands_still(home: Path, folder: Path) -> Non
 def test_two_gateways_without_redis_are_refused_in_one_sentence(home: Path) -> None:
     command = [sys.executable, "-m", "headrace.cli.main", "serve", "--runner", "fake", "--gateways", "2", "--port", "0"]
     environment = {**os.environ, "HEADRACE_HOME": str(home)}  # noqa: TID251
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=2 * PATIENCE_S)
     assert ended.returncode == 2
     assert "more than one gateway needs Redis" in ended.stderr and ended.stderr.strip().count("\n") == 0

@@ -2,9 +2,10 @@
 
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def test_workers_of_one_model_share_its_load(server: LiveServer) -> None:
     def ask(name: str) -> None:
         with server.connect() as connection:
             headers = {"Authorization": f"Bearer {ALICE}", "Content-Type": "application/json", "x-request-id": name}
-            connection.request("POST", "/v1/chat/completions", json.dumps(chat(max_tokens=100)), headers)
+            connection.request("POST", "/v1/chat/completions", json.dumps(chat(max_tokens=600)), headers)
             response = connection.getresponse()
             response.read()
             statuses.append(response.status)
@@ -127,38 +128,58 @@ def test_a_request_belongs_to_its_keys_tenant_alone(server: LiveServer) -> None:
     assert server.ask("GET", path, key=ALICE) == (404, server.ask("GET", "/v1/requests/nothing/explain", key=ALICE)[1])
 
 
-class Served(threading.Thread):
-    """A request of the one-slot model, and when it was answered."""
+@contextmanager
+def speaking(server: LiveServer, key: str, **fields: Any) -> Iterator[HTTPResponse]:
+    """A stream of the one-slot model, that ends when it is left."""
+    headers = {
+        "Authorization": f"Bearer {key}",
+        "Content-Type": "application/json",
+        "x-headrace-metadata": "1",
+        "x-headrace-on-disconnect": "cancel",
+        # Nobody is sent away because others are slow to come.
+        "x-headrace-ttft-target-ms": "60000",
+    }
+    with server.connect() as connection:
+        body = chat(STEADY, stream=True, **fields)
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        assert response.status == 200, response.read()
+        yield response
 
-    def __init__(self, server: LiveServer, key: str, max_tokens: int = 40, **fields: Any) -> None:
+
+class Served(threading.Thread):
+    """A request of the one-slot model, and the step of its worker in which it was first spoken for."""
+
+    def __init__(self, server: LiveServer, key: str, **fields: Any) -> None:
         super().__init__()
-        self.status, self.ended_s = 0, 0.0
-        self._server, self._key = server, key
-        self._fields = {"max_tokens": max_tokens, **fields}
+        self.step: int | None = None
+        self._server, self._key, self._fields = server, key, fields
         self.start()
 
     def run(self) -> None:
-        body = chat(STEADY, **self._fields)
-        self.status, _ = self._server.ask("POST", "/v1/chat/completions", body, key=self._key)
-        self.ended_s = time.monotonic()
+        with speaking(self._server, self._key, **self._fields) as response:
+            chunks = [json.loads(line[6:]) for line in response if line.startswith(b"data: {")]
+        self.step = chunks[0]["headrace"]["batch_id"]
 
 
 def first_served(server: LiveServer, first: dict[str, Any], second: dict[str, Any]) -> str:
-    """While the only slot is taken two come, one after the other: which of them is served first, forty steps before."""
+    """While the only slot is taken two come, one after the other: which of them has it then."""
 
     def wait_for(name: str, value: float) -> None:
         figure = f"headrace_replica_{name}"
         eventually(lambda: server.figure(figure, model=STEADY) == value, f"not {value} {name}")
 
-    sitting = [Served(server, ALICE, max_tokens=100)]
-    wait_for("running", 1)
-    for number, fields in enumerate((first, second)):
-        sitting.append(Served(server, **fields))
-        wait_for("waiting", number + 1)
-    for each in sitting:
+    come: list[Served] = []
+    with speaking(server, ALICE, max_tokens=8000):
+        wait_for("running", 1)
+        for number, fields in enumerate((first, second)):
+            come.append(Served(server, **fields))
+            wait_for("waiting", number + 1)
+    for each in come:
         each.join()
-    assert [each.status for each in sitting] == [200] * 3
-    return "first" if sitting[1].ended_s < sitting[2].ended_s else "second"
+    steps = [each.step for each in come]
+    assert steps[0] is not None and steps[1] is not None and steps[0] != steps[1]
+    return "first" if steps[0] < steps[1] else "second"
 
 
 def test_priority_lowers_a_tier_and_never_raises_it(server: LiveServer) -> None:
@@ -174,9 +195,9 @@ def test_a_reload_changes_a_tier_and_a_broken_file_changes_nothing(home: Path) -
     path = written(home, config())
     with live_server(home, "--config", str(path)) as server:
         assert first_served(server, {"key": BOB}, {"key": ALICE}) == "second"
-        path.write_text(config().replace('tier = "free"', 'tier = "royal"'))
+        written(home, config().replace('tier = "free"', 'tier = "royal"'))
         eventually(lambda: "stays as it was" in server.said(), "no word about the broken file")
         assert first_served(server, {"key": BOB}, {"key": ALICE}) == "second"
-        path.write_text(config("enterprise").replace('name = "alice"', 'name = "alice"\nweight = 0.01'))
+        written(home, config("enterprise").replace('name = "alice"', 'name = "alice"\nweight = 0.01'))
         # Of the same tier now, and with a hundred times her weight: Bob's turn comes first.
         eventually(lambda: first_served(server, {"key": ALICE}, {"key": BOB}) == "second", "not reloaded")

@@ -1,12 +1,12 @@
 """Stages over the wire: they sum to the time a request took, and time that is lost at a hop shows there.
 
-The bounds are wide, for machines that do something else as well; benchmarks/serve_stages.py has the strict ones.
+Of several requests the quickest count: a machine that does something else as well adds to some, and what a stage
+misses it misses every time. benchmarks/serve_stages.py has the strict bounds.
 """
 
 import json
 import time
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ import pytest
 from tests.api.live_server import LiveServer, live_server, written
 
 CHAT: dict[str, Any] = {"model": "default", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
-NUM_REQUESTS, NUM_PER_HOP = 300, 9
+NUM_REQUESTS, NUM_PER_HOP = 300, 12
 INJECTED_S, SLACK_S = 0.050, 0.015
 CONFIG = """
 [[models]]
@@ -54,29 +54,29 @@ def test_stages_sum_to_wall_time(fake_server: LiveServer) -> None:
         assert wall_s <= seen_s + 5e-3, (stages, seen_s)
         beyond.append(seen_s - wall_s)
     # What no stage has is what lies between the client and the first byte, and after the last.
-    assert median(beyond) < 10e-3
+    assert sorted(beyond)[NUM_REQUESTS // 10] < 10e-3
 
 
-def medians(server: LiveServer) -> dict[str, float]:
-    # The first ones build what others find there.
-    found = [explained(server, streamed=False)[0] for _ in range(NUM_PER_HOP + 2)][2:]
+def quickest(server: LiveServer) -> dict[str, float]:
+    """The least that each stage took."""
+    found = [explained(server, streamed=False)[0] for _ in range(NUM_PER_HOP)]
     names = {name for stages in found for name in stages}
-    return {name: median(stages.get(name, 0.0) for stages in found) for name in names}
+    return {name: min(stages.get(name, 0.0) for stages in found) for name in names}
 
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
-    """Medians without anything injected."""
+    """Without anything injected."""
     home = tmp_path_factory.mktemp("calm")
     with live_server(home, "--config", str(written(home, CONFIG))) as server:
-        return medians(server)
+        return quickest(server)
 
 
 @pytest.mark.parametrize("hops", GROUPS, ids="-".join)
 def test_time_lost_at_a_hop_shows_in_its_stage_alone(home: Path, calm: dict[str, float], hops: tuple[str, ...]) -> None:
     injected = "\n".join(f'"{hop}" = {INJECTED_S}' for hop in hops)
     with live_server(home, "--config", str(written(home, f"[inject]\n{injected}\n{CONFIG}"))) as server:
-        slow = medians(server)
+        slow = quickest(server)
     grown = {name: slow.get(name, 0.0) - calm.get(name, 0.0) for name in slow.keys() | calm.keys()}
     for name, seconds in grown.items():
         expected_s = INJECTED_S if name in hops else 0.0

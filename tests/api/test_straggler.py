@@ -9,7 +9,8 @@ from typing import Any
 from tests.api.live_server import LiveServer
 
 LONG_TOKENS, SHORT_TOKENS, NUM_SHORT = 400, 10, 15
-MOST_S = 120.0
+# A machine that is busy with something else may take a second for a token.
+MOST_S = 600.0
 QUESTION: dict[str, Any] = {
     "model": "default",
     "messages": [{"role": "user", "content": "Tell me a story."}],

@@ -11,6 +11,17 @@ from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request,
 from tests.browser.imitation import KEY, PATIENCE_S, Imitation, Running
 
 _WATCH_POLICY = "document.addEventListener('securitypolicyviolation', e => console.error('policy: ' + e.blockedURI))"
+# Observers are told before anything else is drawn or run.
+_NOTE_BUTTONS = """() => {
+  window.buttonsSaid = [];
+  const note = () => {
+    for (const it of document.querySelectorAll("button")) {
+      const known = window.buttonsSaid.some(([text, isEnabled]) => text === it.textContent && isEnabled === !it.disabled);
+      if (!known) window.buttonsSaid.push([it.textContent, !it.disabled]);
+    }
+  };
+  new MutationObserver(note).observe(document.body, { subtree: true, childList: true, attributes: true });
+}"""
 
 
 @dataclass  # no slots: Playwright hangs its own attributes on the owner of a listener
@@ -28,6 +39,17 @@ class Tab:
 
     def open(self, fragment: str = f"#key={KEY}") -> None:
         self.page.goto(f"{self.url}/{fragment}")
+
+    def note_buttons(self) -> None:
+        """From now on, whatever any button says is kept, however shortly it says it."""
+        self.page.evaluate(_NOTE_BUTTONS)
+
+    def buttons_said(self, word: str) -> list[tuple[str, bool]]:
+        """What buttons with this word said, one after the other, and whether they could be pressed then."""
+        said: list[tuple[str, bool]] = [
+            (text, is_enabled) for text, is_enabled in self.page.evaluate("window.buttonsSaid") if word in text
+        ]
+        return said
 
     def ask(self, question: str) -> None:
         self.page.get_by_label("Message").fill(question)

@@ -17,7 +17,7 @@ import uvicorn
 from headrace.gateway.pages import page_response
 
 KEY = "hr-test-key"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 

@@ -60,6 +60,16 @@ _DRAW = """async (pieces) => {
   return [outline, root.innerHTML, text.text];
 }"""
 
+# Where the page stands, when it has not moved for a while.
+_STILL = """async () => {
+  const place = document.scrollingElement;
+  for (let frames = 0, last = -1; frames < 20; frames = place.scrollTop === last ? frames + 1 : 0) {
+    last = place.scrollTop;
+    await new Promise(requestAnimationFrame);
+  }
+  return place.scrollTop;
+}"""
+
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 10_000])
 def test_the_drawing_does_not_depend_on_how_the_text_was_cut(tab: Tab, size: int) -> None:
@@ -91,7 +101,7 @@ def test_no_pattern_of_marks_takes_long(tab: Tab, mark: str) -> None:
     began = tab.page.evaluate("performance.now()")
     outline, _, _ = tab.page.evaluate(_DRAW, [text])
     assert outline
-    assert tab.page.evaluate("performance.now()") - began < 5000  # quadratic would take minutes
+    assert tab.page.evaluate("performance.now()") - began < 30_000  # quadratic would take minutes
 
 
 def test_finished_lines_are_never_drawn_again(tab: Tab, api: Imitation) -> None:
@@ -122,7 +132,7 @@ def test_reading_further_up_is_not_disturbed(tab: Tab, api: Imitation) -> None:
     tab.page.mouse.wheel(0, -3000)
     latest = tab.page.get_by_role("button", name="Latest")
     expect(latest).to_be_visible()
-    before = tab.page.evaluate("document.scrollingElement.scrollTop")
+    before = tab.page.evaluate(_STILL)
     api.release()
     expect(tab.reply.locator(".text p")).to_have_count(400)
     assert tab.page.evaluate("document.scrollingElement.scrollTop") == before

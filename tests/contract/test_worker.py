@@ -34,7 +34,7 @@ from tests.unit.worker.rig import Ear, ready
 
 QUICK = ModelConfig("m", runner="fake", fake=FakeConfig(sleep=False, slots=16, blocks=256, context_len=1024))
 SLOW = ModelConfig("m", runner="fake", fake=FakeConfig(slots=4, profile=CostProfile(c0_s=0.01)))
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class Place:
@@ -120,8 +120,8 @@ def test_the_straggler_holds_up_nobody_and_every_token_is_true(home: Home) -> No
         async with home(QUICK) as place, place.gateway() as (replicas, ear):
             replica = await ready(replicas, ear)
             made = {key: ask(key, 8, 10 if key else 400) for key in range(16)}
-            for key, one in made.items():
-                replica.submit(part(key, one))
+            # In one message: they begin in one step, whatever holds up whom.
+            replica.submit(*(part(key, one) for key, one in made.items()))
             await ear.all_over(list(made))
             assert sorted(ear.accepted) == sorted(made) and ear.order[-1] == 0
             assert max(frame.step for frame in ear.frames if any(end.key for end in frame.ended)) < 30
@@ -191,7 +191,7 @@ def test_a_drain_finishes_refuses_and_leaves_with_zero() -> None:
     async def story() -> None:
         async with process(SLOW) as (place, child), place.gateway() as (replicas, ear):
             replica = await ready(replicas, ear)
-            made = ask(1, 8, 40)
+            made = ask(1, 8, 300)
             replica.submit(part(1, made))
             await ear.until(lambda: len(ear.tokens.get(1, [])) > 2)
             child.send_signal(signal.SIGINT)
@@ -308,7 +308,7 @@ def test_it_dies_with_its_parent() -> None:
 def test_what_cannot_be_run_is_one_line_and_a_code(words: tuple[str, ...], code: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            command(Path(folder) / "worker", QUICK, *words), capture_output=True, text=True, timeout=60, check=False
+            command(Path(folder) / "worker", QUICK, *words), capture_output=True, text=True, timeout=180, check=False
         )
     assert done.returncode == code and "Traceback" not in done.stderr
 

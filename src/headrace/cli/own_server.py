@@ -24,7 +24,7 @@ from headrace.cli.load.process import server_pids, usage_of
 from headrace.cluster.local import die_with_parent
 from headrace.core.errors import HeadraceError, InvalidInput
 
-_PATIENCE_S = 10.0
+_PATIENCE_S = 60.0
 # Open streams have been read, or will not be.
 _STOP_S = 15.0
 _CALLERS_FAULT = 2

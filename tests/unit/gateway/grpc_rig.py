@@ -18,7 +18,7 @@ from headrace.streams.stream import Stream
 from tests.unit.gateway.socket_rig import OpeningService
 from tests.unit.gateway.stub import KEY, METRICS_KEY, gateway
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
 OTHER_KEY = METRICS_KEY
 
@@ -120,7 +120,7 @@ class Rig:
 
 
 async def eventually(look: Callable[[], Any]) -> Any:
-    for _ in range(1000):
+    for _ in range(6000):
         found = look()
         if found:
             return found

@@ -11,6 +11,9 @@ import uvloop
 from headrace.gateway.app import Gateway
 from headrace.gateway.server import serve
 
+# A machine may have much else to do.
+PATIENCE_S = 60.0
+
 
 class Live:
     def __init__(self, port: int, stop: asyncio.Event, done: "asyncio.Task[None]") -> None:
@@ -41,21 +44,21 @@ class Wire:
 
     async def answer(self) -> tuple[int, bytes]:
         """Status and body of one answer with a length."""
-        head = await asyncio.wait_for(self._reader.readuntil(b"\r\n\r\n"), 10)
+        head = await asyncio.wait_for(self._reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
         length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-        body = await asyncio.wait_for(self._reader.readexactly(int(length.split(b":")[1])), 10)
+        body = await asyncio.wait_for(self._reader.readexactly(int(length.split(b":")[1])), PATIENCE_S)
         return int(head.split()[1]), body
 
     async def line(self) -> bytes:
-        return await asyncio.wait_for(self._reader.readline(), 10)
+        return await asyncio.wait_for(self._reader.readline(), PATIENCE_S)
 
     async def some(self, most: int) -> bytes:
-        return await asyncio.wait_for(self._reader.read(most), 10)
+        return await asyncio.wait_for(self._reader.read(most), PATIENCE_S)
 
     async def rest(self) -> bytes:
         """All until the server closes."""
         with contextlib.suppress(ConnectionError):
-            return await asyncio.wait_for(self._reader.read(), 10)
+            return await asyncio.wait_for(self._reader.read(), PATIENCE_S)
         return b""
 
     async def say_all(self, *parts: bytes) -> None:
@@ -78,7 +81,7 @@ async def running(app: Gateway) -> AsyncIterator[Live]:
     retire = asyncio.Event()
     serving = serve(app, [listening], app.context.config, stop, retire=retire, started=started)
     done = asyncio.create_task(serving)
-    await asyncio.wait_for(started.wait(), 10)
+    await asyncio.wait_for(started.wait(), PATIENCE_S)
     live = Live(port, stop, done)
     live.retire = retire
     try:
@@ -87,7 +90,7 @@ async def running(app: Gateway) -> AsyncIterator[Live]:
         for wire in live.wires:
             await wire.close()
         stop.set()
-        await asyncio.wait_for(done, 20)
+        await asyncio.wait_for(done, PATIENCE_S)
 
 
 def play(story: Coroutine[Any, Any, None]) -> None:

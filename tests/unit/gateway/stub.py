@@ -253,7 +253,7 @@ def ask(app: Gateway, *args: Any, **kwargs: Any) -> Answer:
     """The answer to one request."""
 
     async def run() -> Answer:
-        return await asyncio.wait_for(Call(app, *args, **kwargs).run(), 5)
+        return await asyncio.wait_for(Call(app, *args, **kwargs).run(), 60)
 
     return asyncio.run(run())
 

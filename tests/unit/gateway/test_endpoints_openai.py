@@ -76,7 +76,7 @@ def play(pool: LimitedPool, story: Callable[[World], Awaitable[None]]) -> None:
     async def run() -> None:
         world = World(pool)
         try:
-            await asyncio.wait_for(story(world), 20)
+            await asyncio.wait_for(story(world), 60)
             assert world.rig.service.num_open == 0
         finally:
             await world.http.aclose()

@@ -237,7 +237,7 @@ def test_what_others_can_read_before_it_is_published_here_is_waited_for() -> Non
         await asyncio.sleep(0.01)
         assert not finding.done()
         stream.publish()
-        assert (await asyncio.wait_for(finding, 5)).enter(2).take() == []
+        assert (await asyncio.wait_for(finding, 60)).enter(2).take() == []
 
     play(story)
 
@@ -252,7 +252,7 @@ def test_what_was_taken_over_before_it_was_published_is_read_where_it_went() -> 
         await asyncio.sleep(0.01)
         scene.journal.found = opened(said(1), said(2))
         stream.abandon(Failure("stream_moved", "elsewhere", 503))
-        audience = await asyncio.wait_for(finding, 5)
+        audience = await asyncio.wait_for(finding, 60)
         assert audience.enter(1).take() == [said(2)]
 
     play(story)
@@ -333,7 +333,7 @@ def test_who_looks_for_nothing_keeps_nobody_waiting() -> None:
         scene.journal.find = slow  # type: ignore[method-assign]
         asking = [asyncio.create_task(scene.finding.find("acme", f"no-{number}")) for number in range(3)]
         await asyncio.sleep(0)
-        audience = await asyncio.wait_for(scene.finding.find(*S), 5)
+        audience = await asyncio.wait_for(scene.finding.find(*S), 60)
         assert audience.stream.records == [said(1)] and len(scene.revived) == 1
         gate.set()
         found = await asyncio.gather(*asking, return_exceptions=True)

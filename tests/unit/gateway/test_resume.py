@@ -45,10 +45,10 @@ class Readers:
         """Something that is answered at once."""
         given = {**AUTH, **{name.replace("_", "-"): value for name, value in headers.items()}}
         call = Call(self.scene.app, method, path, given, query="" if after is None else f"after={after}")
-        return await asyncio.wait_for(call.run(), 5)
+        return await asyncio.wait_for(call.run(), 60)
 
     async def all(self) -> list[Answer]:
-        return await asyncio.wait_for(asyncio.gather(*self.tasks), 5)
+        return await asyncio.wait_for(asyncio.gather(*self.tasks), 60)
 
 
 def resumed(story: Callable[[Scene, Readers], Awaitable[None]], **settings: Any) -> Scene:

@@ -49,10 +49,10 @@ def test_the_first_client_that_sees_the_end_has_the_time_after_it() -> None:
 
 def test_a_taken_id_is_not_given_twice() -> None:
     async def story(scene: Scene, readers: Readers) -> None:
-        again = await asyncio.wait_for(Call(scene.app, "POST", "/say", {**JSON, **NAMED}, b'{"text":"b"}').run(), 5)
+        again = await asyncio.wait_for(Call(scene.app, "POST", "/say", {**JSON, **NAMED}, b'{"text":"b"}').run(), 60)
         assert again.headers["x-request-id"].startswith("req_")
         others = {**JSON, **NAMED, "authorization": OTHER["authorization"]}
-        foreign = await asyncio.wait_for(Call(scene.app, "POST", "/say", others, b'{"text":"b"}').run(), 5)
+        foreign = await asyncio.wait_for(Call(scene.app, "POST", "/say", others, b'{"text":"b"}').run(), 60)
         assert foreign.headers["x-request-id"] == "mine"
         await scene.says("a")
         await scene.ends()

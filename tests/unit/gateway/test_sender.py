@@ -78,7 +78,7 @@ def test_deltas_within_the_interval_are_one() -> None:
             await asyncio.sleep(0.001)
         await scene.ends()
 
-    assert play(story, Scene(coalesce_s=0.05)).answer.parts[1] == b'id: 3\ndata: "bc"\n\n'
+    assert play(story, Scene(coalesce_s=0.5)).answer.parts[1] == b'id: 3\ndata: "bc"\n\n'
 
 
 def test_silence_is_broken_by_a_comment() -> None:

@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 
 from headrace.gateway.certificate import Certificate
 from headrace.streams.record import Ending, Part, Usage
-from tests.unit.gateway.live import Live, Wire, play, running
+from tests.unit.gateway.live import PATIENCE_S, Live, Wire, play, running
 from tests.unit.gateway.stub import KEY, StubService, gateway
 
 SAY = (
@@ -52,7 +52,7 @@ def test_a_server_that_stops_lets_streams_finish() -> None:
             service.streams[-1].append([Part(0, text="b")])
             service.streams[-1].end(Ending(Usage()))
             assert (await wire.rest()).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-            await asyncio.wait_for(live.done, 30)
+            await asyncio.wait_for(live.done, PATIENCE_S)
             assert app.num_open == 0
 
     play(story())
@@ -67,7 +67,7 @@ def test_a_stream_that_does_not_finish_in_time_is_told_so() -> None:
             rest = await wire.rest()
             assert b"shutting down" in rest
             assert rest.count(b"[DONE]") == 1
-            await asyncio.wait_for(live.done, 30)
+            await asyncio.wait_for(live.done, PATIENCE_S)
             assert service.calls == ["cancel overloaded", "finished"]
 
     play(story())
@@ -88,7 +88,7 @@ def test_one_that_is_replaced_still_answers_whom_it_has_accepted() -> None:
                 assert answer.startswith(b"HTTP/1.1 200") and b"connection: close" in answer
             service.streams[-1].end(Ending(Usage()))
             assert (await wire.rest()).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-            await asyncio.wait_for(live.done, 30)
+            await asyncio.wait_for(live.done, PATIENCE_S)
             assert service.calls == ["finished"]
 
     play(story())
@@ -103,7 +103,7 @@ def test_one_that_is_replaced_leaves_what_is_kept_and_ends_what_is_not() -> None
             told = await opened(live, service)
             live.retire.set()
             assert b"shutting down" in await told.rest()
-            await asyncio.wait_for(live.done, 10)
+            await asyncio.wait_for(live.done, PATIENCE_S)
             assert service.calls == ["cancel overloaded", "finished"]
             assert [stream.is_ended for stream in service.streams] == [False, True]
             service.streams[0].end(Ending(Usage()))  # as if another had gone on with it: the rest of this scene may end
@@ -117,7 +117,7 @@ def test_a_client_that_hangs_up_is_noticed_while_nothing_is_sent() -> None:
         async with running(gateway(service, disconnect_grace_s=0.0)) as live:
             wire = await opened(live, service)
             await wire.close()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 while service.calls != ["cancel disconnected", "finished"]:
                     await asyncio.sleep(0.005)
 
@@ -131,7 +131,7 @@ def test_a_client_that_never_reads_is_bounded_and_cut() -> None:
         async with running(app) as live:
             await opened(live, service)
             stream = service.streams[-1]
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while "pause" not in service.calls:
                     stream.append([Part(0, text="x" * 50_000)])
                     await asyncio.sleep(0.002)
@@ -155,7 +155,7 @@ def test_what_was_sent_is_not_taken_for_read_because_the_system_holds_it() -> No
             await opened(live, service)
             for _ in range(100):
                 service.streams[-1].append([Part(0, text="x" * 10_000)])
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while "finished" not in service.calls:
                     await asyncio.sleep(0.01)
             assert "cancel client_too_slow" in service.calls
@@ -208,7 +208,7 @@ def test_a_new_certificate_is_taken_without_a_restart(tmp_path: Path, monkeypatc
         async with running(gateway(tls_cert=cert, tls_key=key)) as live:
             assert await name_of(live.port) == "old.example"
             write_pair(tmp_path, "new.example")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 while await name_of(live.port) != "new.example":
                     await asyncio.sleep(0.02)
 

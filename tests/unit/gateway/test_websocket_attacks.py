@@ -21,7 +21,7 @@ def test_streams_that_are_cancelled_by_the_thousand_are_looked_for_a_few_at_a_ti
     async def story(scene: SocketScene) -> None:
         gate, asked = asyncio.Event(), list[str]()
 
-        async def find(tenant: str, id: str) -> Audience:
+        async def find(tenant: str, id: str, *, after: int = 0) -> Audience:
             asked.append(id)
             await gate.wait()
             raise NotFound("There is no such stream.")

@@ -330,7 +330,7 @@ def test_real_time_waits_until_the_step_is_done() -> None:
     began_s = time.monotonic()
     run(runner, first_plan())
     run(runner, next_plan(1, 12))
-    assert 0.04 <= time.monotonic() - began_s < 1.0
+    assert time.monotonic() - began_s >= 0.04
 
 
 def test_blocks_move_between_runners() -> None:

@@ -67,4 +67,4 @@ async def appended(journal: Journal, entries: Sequence[Entry]) -> frozenset[Name
     """One append, once it is answered: what is not ours any more."""
     future: asyncio.Future[frozenset[Name]] = asyncio.get_running_loop().create_future()
     journal.append(entries, future.set_result)
-    return await asyncio.wait_for(future, 20)
+    return await asyncio.wait_for(future, 60)

@@ -191,7 +191,7 @@ def test_a_process_that_dies_idle_is_replaced_before_the_next_job(
         (first,) = pool.pids
         watched = os.pidfd_open(first)
         os.kill(first, signal.SIGKILL)
-        assert select.select([watched], [], [], 10.0)[0]
+        assert select.select([watched], [], [], 60.0)[0]
         os.close(watched)
         assert await render(pool, "y") == ["y"]
         assert pool.pids != (first,)

@@ -22,7 +22,7 @@ from headrace.transport.tls import TlsNetwork
 from headrace.transport.unix import UnixNetwork
 from headrace.transport.wire import Limits
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
     "uvloop": uvloop.new_event_loop,

@@ -163,10 +163,10 @@ def test_whole_messages_may_take_their_time(siege: Siege) -> None:
         await client.say(PREAMBLE + data[:7])
         for at in range(7, len(data), step):  # there is always a message half received, and never the same one
             await client.say(data[at : at + step])
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.2)
         assert await (await party.guest(1)).heard(12) == notes
 
-    siege(attack, Limits(message_s=1.0))
+    siege(attack, Limits(message_s=2.0))
 
 
 def test_one_who_never_reads(siege: Siege) -> None:

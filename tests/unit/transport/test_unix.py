@@ -177,7 +177,7 @@ def test_a_dial_that_is_given_up_leaves_nothing(folder: Path) -> None:
                 dial.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await dial
-                connection.settimeout(5)
+                connection.settimeout(60)
                 while await asyncio.to_thread(connection.recv, 100):
                     pass
 

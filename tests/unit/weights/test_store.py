@@ -112,7 +112,7 @@ def test_two_pulls_at_once_fetch_it_once(store: ModelStore, index: FixedIndex) -
     processes = [context.Process(target=_pull, args=arguments) for _ in range(2)]
     for process in processes:
         process.start()
-    assert sorted(results.get(timeout=60) for _ in processes) == [False, True]
+    assert sorted(results.get(timeout=180) for _ in processes) == [False, True]
     for process in processes:
         process.join()
     assert names(store) == {"weights.gguf", "extra/config.json", "manifest.json"}

@@ -18,7 +18,7 @@ from headrace.worker.host import WorkerHost
 from headrace.worker.mounting import MountedModel, Report
 from tests.builders import engine_config
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def card(name: str = "m 0", epoch: int = 1) -> WorkerCard:

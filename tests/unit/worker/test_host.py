@@ -44,7 +44,7 @@ class Stranger:
 
     async def until(self, done: object) -> None:
         assert callable(done)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not done():
                 self.changed.clear()
                 await self.changed.wait()

@@ -160,7 +160,7 @@ def test_clients_leave_and_give_up_as_planned() -> None:
             churning = structs.replace(
                 plan(Together(40), output=4), churn=Churn(disconnect=0.5, timeout=0.5, timeout_s=0.05)
             )
-            record, _ = await drive(server, churning, patience_s=1.0)
+            record, _ = await drive(server, churning, patience_s=3.0)
         left = [one for one in record.outcomes if one.state is State.LEFT]
         assert left and all(one.shot.leave_after_pieces in (None, 1, 2, 3) for one in left)
         assert all(len(one.pieces_s) == one.shot.leave_after_pieces for one in left if one.shot.leave_after_pieces)
