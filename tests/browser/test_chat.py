@@ -4,6 +4,7 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import expect
 
+from tests.api.live_server import eventually
 from tests.browser.conftest import Tab
 from tests.browser.imitation import KEY, PATIENCE_S, Imitation, Script
 
@@ -161,7 +162,7 @@ def test_copy_gives_the_text_as_the_model_wrote_it(tab: Tab, api: Imitation) -> 
         expect(reply.get_by_role("button", name="Copied")).to_have_count(0)
         tab.note_buttons()
         reply.locator(place).get_by_role("button", name="Copy").click()
-        tab.page.wait_for_function("window.buttonsSaid.some(([text]) => text === 'Copied')")
+        eventually(lambda: tab.buttons_said("Copied"), "nobody says that it is copied")
         assert tab.page.evaluate("navigator.clipboard.readText()") == copied
 
 

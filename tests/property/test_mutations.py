@@ -39,12 +39,17 @@ def busy(depth: int) -> Rig:
             max_tokens=20,
             block_size=BLOCK,
             tier=Tier(index % 4),
-            admission=Admission(index % 9 == 8),
+            admission=Admission(is_guaranteed(index)),
         )
         number = rig.submit(made, output=5 + index % 13 if index % 2 else None)
         if index in FAILING:
             faults.fail_row(number, at=FAILING[index])
     return rig
+
+
+def is_guaranteed(index: int) -> bool:
+    """Then it is given a block before it needs one."""
+    return index % 9 == 8
 
 
 def prompt_of(index: int) -> tuple[int, ...]:
@@ -144,11 +149,12 @@ def _lost_block(plan: Plan, starts: list[SlotStart]) -> Plan | None:
 
 
 def needed_growth(plan: Plan, starts: list[SlotStart]) -> int | None:
-    """Place of a block that a row of this plan computes in; guaranteed rows are given one ahead."""
+    """Place of a block that a row of this plan computes in."""
     rows = dict(zip(plan.slots.tolist(), plan.starts.tolist(), strict=True))
     occupants = {start.slot: start for start in starts}
     for place, slot in enumerate(plan.grown_slots.tolist()):
-        if rows.get(slot, 1) % BLOCK == 0 and not fails(occupants[slot]):
+        start = occupants[slot]
+        if rows.get(slot, 1) % BLOCK == 0 and not fails(start) and not is_guaranteed(int(start.request_id[1:])):
             return place
     return None
 

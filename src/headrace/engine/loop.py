@@ -211,11 +211,6 @@ class Engine:
         return self._state.next_expiry_s
 
     @property
-    def shortest_step_s(self) -> float:
-        """What a step takes before it computes anything, as far as is known."""
-        return self._state.model.c0_s
-
-    @property
     def last_plan(self) -> Plan | None:
         return self._flights[-1].plan if self._flights else None
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from headrace.core.errors import InvalidInput
 from headrace.core.stages import Stage, StageClock
 from headrace.gateway.context import Context
-from headrace.gateway.pace import Pace
+from headrace.gateway.pace import HELD_S, Pace
 from headrace.gateway.peer import Peer
 from headrace.gateway.telling import UNREAD, Telling
 from headrace.gateway.window import Window
@@ -148,9 +148,13 @@ class Feed(Telling):
             self._peer.wake()
 
     def _is_stuck_too_long(self, now_s: float) -> bool:
-        """It waits, with something to say, and nothing was taken since. Before that it is held, and so is a reader that
-        takes too little: a window keeps what is generated ahead of it small."""
+        """It waits, with something to say, and nothing was taken since. Before that it is held, and so is a reader with a
+        window that takes too little: a window keeps what is generated ahead of it small."""
         pace, reader = self._pace, self._reader
         pace.look(now_s, reader.cursor, len(self._stream.records))
-        reader.is_held = pace.is_held
-        return pace.stuck_s(now_s) > self._context.config.max_unread_s
+        stuck_s = pace.stuck_s(now_s)
+        if self._window.size is not None:
+            reader.is_held = pace.is_held
+        else:
+            reader.is_held = stuck_s >= HELD_S or (reader.is_held and stuck_s > 0.0)
+        return stuck_s > self._context.config.max_unread_s

@@ -31,6 +31,8 @@ SETTLE_S = 6.0
 # How long readers of another's stream wait for a journal that does not answer.
 PATIENCE_S = 30.0
 RETRY_S = 0.2
+# How long a frame may be on its way here that was read elsewhere.
+ARRIVAL_S = 2.0
 # Each holds a connection to Redis.
 MAX_MIRRORS = 1000
 # For how long streams are revived at a time: a few milliseconds each is what a long one takes.
@@ -100,15 +102,11 @@ class Finding:
     async def find(self, tenant: str, id: str, *, after: int = 0) -> Audience:
         """NotFound, Expired, or Unreachable where only the journal could know and does not answer.
 
-        `after` is a frame that was read, maybe through another gateway: if it is kept, it will be here."""
+        `after` is a frame that was read, maybe through another gateway: if it is on its way here, it is waited for."""
         audience = await self._find(tenant, id)
         if self._journal is None or not _lacks(audience.stream, after):
             return audience
-        mirror = self._mirrors.get((tenant, id))
-        if mirror is not None and mirror.audience is audience:
-            return await self._caught_up(mirror, await self._kept((tenant, id), self._journal))
-        if audience.stream.num_written >= after:
-            await self._published(audience.stream, after)
+        await self._arrival(audience.stream, after)
         return await self._find(tenant, id)
 
     async def _find(self, tenant: str, id: str) -> Audience:
@@ -193,24 +191,16 @@ class Finding:
             task.cancel()
         await asyncio.gather(*tasks, *self._telling, return_exceptions=True)
 
-    async def _caught_up(self, mirror: Mirror, kept: Kept) -> Audience:
-        """Up to what was kept just now. Its other readers read that as if it had come along."""
-        stream = mirror.audience.stream
-        name = (stream.tenant, stream.id)
-        if self._mirrors.get(name) is not mirror:  # it was taken over here, or lost, meanwhile
-            return await self._find(*name)
-        if not stream.is_ended:
-            stream.restore(kept.records[len(stream.records) :])
-        return mirror.audience
-
-    async def _published(self, stream: Stream, after: int) -> None:
-        """Others may read what is kept before it is known here that it is."""
+    async def _arrival(self, stream: Stream, after: int) -> None:
+        """Until that frame can be read here, or cannot any more. Whoever read it through another gateway may be quicker
+        than what is read along from the journal, and than what the journal says to who has written there."""
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(ARRIVAL_S):
                 while _lacks(stream, after):
                     await Reader(stream, len(stream.records)).wait()
         except TimeoutError:
-            raise Unreachable("This stream cannot be read on now: the journal does not answer.") from None
+            if stream.num_written >= after:
+                raise Unreachable("This stream cannot be read on now: the journal does not answer.") from None
 
     def _at_hand(self, name: Name) -> Audience | None:
         """Others may have looked for it as well."""
@@ -269,8 +259,7 @@ class Finding:
             began_s = self._now_s()
             try:
                 async for record in journal.tail(*name, len(stream.records)):
-                    if _lacks(stream, record.number):
-                        stream.restore((record,))
+                    stream.restore((record,))
                 break
             except Unreachable:
                 if self._now_s() - began_s > SETTLE_S:  # it had answered for a while

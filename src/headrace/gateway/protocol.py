@@ -331,6 +331,13 @@ class FencedProtocol(HttpToolsProtocol):
                 self.cycle.message_event.set()
         self._linger()
 
+    def shutdown(self) -> None:
+        """The server calls this when it is told to stop: who was refused is not waited for."""
+        if self._is_refused:
+            self.transport.close()
+        else:
+            super().shutdown()
+
     def _linger(self) -> None:
         """Closed at once, the kernel would answer what still comes with a reset, and the answer would be lost."""
         if self.transport.can_write_eof():
@@ -341,7 +348,8 @@ class FencedProtocol(HttpToolsProtocol):
 
     def _listen_on(self, heard_bytes: int, until_s: float) -> None:
         """Until it is silent: nothing came since `heard_bytes`."""
-        self._deadline = self.loop.call_later(_LINGER_S, self._hush, heard_bytes, until_s)
+        left_s = until_s - self.loop.time()
+        self._deadline = self.loop.call_later(min(_LINGER_S, left_s), self._hush, heard_bytes, until_s)
 
     def _hush(self, heard_bytes: int, until_s: float) -> None:
         if self._wire_bytes == heard_bytes or self.loop.time() >= until_s:

@@ -5,7 +5,6 @@ texts encoded and grammars checked where that is done: in limited processes and 
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
 from msgspec import Struct
@@ -28,8 +27,6 @@ INLINE_CHARS = 512
 MAX_SCORES = 1 << 20
 
 _Windows = dict[tuple[tuple[str, ...], bool], StopWindow]
-# A turn at encoding so many characters away from the loop.
-Turn = Callable[[int], AbstractAsyncContextManager[object]]
 
 
 class Prepared(Struct, frozen=True):
@@ -66,16 +63,10 @@ class _Draft:
 
 
 async def prepare(
-    model: ModelText,
-    asks: Sequence[Ask],
-    *,
-    now_s: float,
-    seeds: Callable[[], int],
-    most_tokens: int | None = None,
-    turn: Turn = nullcontext,
+    model: ModelText, asks: Sequence[Ask], *, now_s: float, seeds: Callable[[], int], most_tokens: int | None = None
 ) -> list[Prepared]:
     """Raises what is wrong with an ask; nothing is kept. `now_s` is the time that templates may print. A prompt has
-    `most_tokens`, unless it is given what the model has room for. Long texts wait for a `turn`."""
+    `most_tokens`, unless it is given what the model has room for."""
     drafts = []
     windows: _Windows = {}
     for ask in asks:
@@ -88,7 +79,7 @@ async def prepare(
             draft.pieces = _framed(model, ask, await template.render(draft.conversation))
         drafts.append(draft)
     most_tokens = model.context_len - 1 if most_tokens is None else most_tokens
-    encoded = iter(await _encode(model, drafts, most_tokens, turn))
+    encoded = iter(await _encode(model, drafts, most_tokens))
     prepared = [_finish(model, draft, next(encoded) if draft.ids is None else draft.ids) for draft in drafts]
     _check_scores(model, prepared)
     return prepared
@@ -111,15 +102,14 @@ def prepare_sync(model: ModelText, ask: Ask, *, seeds: Callable[[], int], now_s:
     return _finish(model, draft, ids)
 
 
-async def _encode(model: ModelText, drafts: Sequence[_Draft], most_tokens: int, turn: Turn) -> list[list[int]]:
+async def _encode(model: ModelText, drafts: Sequence[_Draft], most_tokens: int) -> list[list[int]]:
     """Away from the loop, unless handing it over would take longer than to do it."""
     texts = [draft.pieces for draft in drafts if draft.pieces is not None]
     rooms = [Room(most_tokens, draft.ask.truncate_prompt_tokens) for draft in drafts if draft.pieces is not None]
     size = sum(len(piece) for pieces in texts for piece in pieces if isinstance(piece, str))
     if size <= INLINE_CHARS:
         return encode_within(model.tokenizer, texts, rooms, one_by_one=True)
-    async with turn(size):
-        return await model.encoders.encode_batch(texts, rooms)
+    return await model.encoders.encode_batch(texts, rooms)
 
 
 async def encode_prompt(model: ModelText, ask: Ask, *, now_s: float, framed: bool = True) -> list[int]:

@@ -9,8 +9,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
-from functools import partial
+from contextlib import suppress
 from typing import Protocol
 
 from msgspec import Struct
@@ -34,7 +33,6 @@ from headrace.serving.recovery import Recovery
 from headrace.serving.replica_table import ReplicaEnd, ReplicaTable
 from headrace.serving.revival import Revival
 from headrace.serving.scribe import Scribe
-from headrace.serving.turnstile import Turnstile
 from headrace.streams.journal import Birth, Journal, Kept
 from headrace.streams.record import Dialect, Ending, Failure, Usage
 from headrace.streams.stream import Stream
@@ -46,13 +44,6 @@ MOVED = Failure("stream_moved", "Another gateway goes on with this stream: read 
 CANCELLED = 499
 # Records of a stream whose text state is not rebuilt within a few tens of milliseconds.
 LONG = 2000
-# Long texts of one tenant that are encoded at once: as many as threads do that, so that one alone keeps them busy and
-# several take turns.
-ENCODED_TOGETHER = 2
-# Characters of one tenant that wait for that.
-MOST_WAITING_CHARS = 64 << 20
-# Texts from here on are encoded apart, by one thread: who sends both kinds has a line for each.
-LARGE_CHARS = 64 << 10
 
 
 class Dialects(Protocol):
@@ -107,7 +98,6 @@ class Service:
         self._seeds = seeds
         self._open: dict[Stream, Life] = {}
         self._explanations = Explanations()
-        self._turnstile = Turnstile(ENCODED_TOGETHER, MOST_WAITING_CHARS)
         self._lives = Lives(clock, detokenise_s=self._inject.get(Stage.DETOKENISE, 0.0))
         transfer_s = self._inject.get(Stage.TRANSFER, 0.0)
         self.replicas = replicas(LateSink(self._lives, transfer_s) if transfer_s > 0.0 else self._lives)
@@ -167,8 +157,7 @@ class Service:
         check_order(order)
         model = self.model(order.model)
         await self._enter(stages, Stage.TOKENISE)
-        turn = partial(self._turn, caller.tenant)
-        prepared = await prepare(model, order.asks, now_s=self._wall_s(), seeds=self._seeds, turn=turn)
+        prepared = await prepare(model, order.asks, now_s=self._wall_s(), seeds=self._seeds)
         check_prompts(prepared)
         await self._enter(stages, Stage.ROUTE)
         stream = Stream(order.request_id, caller.tenant, order.dialect, model=model.name, created_s=self._wall_s())
@@ -309,10 +298,6 @@ class Service:
 
     async def detokenize(self, name: str, ids: Sequence[int]) -> str:
         return await asyncio.to_thread(self.model(name).tokenizer.decode, ids)
-
-    def _turn(self, tenant: str, num_chars: int) -> AbstractAsyncContextManager[None]:
-        """At the threads that encode: a flood of one tenant's texts does not stand before another's."""
-        return self._turnstile.turn((tenant, num_chars >= LARGE_CHARS), num_chars)
 
     async def _enter(self, stages: StageClock, stage: Stage) -> None:
         stages.enter(stage, self._clock.now_s())

@@ -104,6 +104,7 @@ class Shelf:
         assert key not in self._open and key not in self._kept, f"stream {stream.id} is here already"
         audience = Audience(stream, owner, self._now_s(), grace_s=grace_s, on_over=self._keep)
         self._open[key] = audience
+        self._taken.discard(key)
         self._expired.discard(hash(key))
         return audience
 

@@ -107,7 +107,7 @@ class Stream:
         self._write(Record(self.num_written + 1, ending=ending, age_s=age_s))
 
     def restore(self, records: Sequence[Record]) -> None:
-        """What an earlier life of the stream said. Nobody reads it yet."""
+        """What an earlier life of the stream said, or another gateway says of it."""
         for record in records:
             self._add(record)
         self.is_closed = self.is_ended

@@ -22,9 +22,10 @@ from headrace.core.errors import HeadraceError, InvalidInput, Refused, TimedOut
 from headrace.text.limited_wire import Answer, Confinement, receive_frame
 
 # A job's limit is one of processor time: with this share of it a late job is to blame, and with less the machine was. It
-# is waited for so many times longer then, so that who is kept waiting by others is not refused for it.
+# is waited for so many times longer then, so that who is kept waiting by others is not refused for it; not for longer,
+# since all tenants share the processes.
 _BLAMED_SHARE = 0.9
-_MOST_LIMITS = 4.0
+_MOST_LIMITS = 2.0
 
 
 class Limits(Struct, frozen=True):

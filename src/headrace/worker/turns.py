@@ -46,8 +46,6 @@ _SERVICE_EVERY_S = 0.25
 _LONGEST_GRACE_S = 86_400.0
 # Sequences wait, nothing runs and nothing tells when that changes: look again.
 _STUCK_S = 0.05
-# Steps may be so short that what a command did is told with the step's tokens: a frame of its own would cost more.
-_QUICK_S = 0.002
 
 Send = Callable[[list[tuple[int, Frame]]], None]
 
@@ -99,7 +97,7 @@ class TurnLoop:
         self._enforce_grace(now_s)
         if now_s >= self._orphans.next_expiry_s:
             self._give_up(self._orphans.expired(now_s), now_s)
-        if items and engine.shortest_step_s > _QUICK_S:
+        if items:
             self._emit(engine.take_events(now_s), now_s)
         while engine.begin(now_s):
             pass

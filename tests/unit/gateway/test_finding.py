@@ -196,29 +196,51 @@ def test_what_ended_elsewhere_is_read_and_not_shelved() -> None:
     play(story)
 
 
-def test_a_frame_that_was_read_elsewhere_is_here_though_it_has_not_come_along_yet() -> None:
+def test_a_frame_that_was_read_elsewhere_is_waited_for_where_it_is_read_along() -> None:
     async def story(scene: Scene) -> None:
         scene.journal.found = opened(said(1))
         early = (await scene.finding.find(*S)).enter()
-        scene.journal.found = opened(said(1), said(2), said(3))
-        audience = await scene.finding.find(*S, after=2)
-        assert [record.number for record in audience.enter(2).take()] == [3]
-        for record in (said(2), said(3), ended(4)):
+        finding = asyncio.create_task(scene.finding.find(*S, after=2))
+        await asyncio.sleep(0.01)
+        assert not finding.done()
+        for record in (said(2), said(3)):
             scene.journal.more.put_nowait(record)
+        audience = await asyncio.wait_for(finding, 60)
+        late = audience.enter(2)
+        scene.journal.more.put_nowait(ended(4))
         await audience.stream.ended()
         assert [record.number for record in early.take()] == [1, 2, 3, 4]
+        assert [record.number for record in late.take()] == [3, 4]
+        assert scene.journal.num_finds == 1
 
     play(story)
 
 
-def test_a_frame_that_nobody_can_have_read_is_refused_and_changes_nothing() -> None:
+def test_a_frame_that_nobody_can_have_read_is_refused_and_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.gateway.finding.ARRIVAL_S", 0.01)
+
     async def story(scene: Scene) -> None:
         scene.journal.found = opened(said(1), said(2))
-        for _ in range(2):
+        first = (await scene.finding.find(*S)).enter()
+        for _ in range(5):
             audience = await scene.finding.find(*S, after=3)
             with pytest.raises(InvalidInput):
                 audience.enter(3)
-        assert audience.stream.records == [said(1), said(2)]
+        assert first.take() == [said(1), said(2)] and scene.journal.num_finds == 1
+
+    play(story)
+
+
+def test_what_was_written_and_is_not_kept_in_time_is_to_be_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.gateway.finding.ARRIVAL_S", 0.01)
+
+    async def story(scene: Scene) -> None:
+        stream = Stream("s", "acme", Plain())
+        stream.keeper = lambda stream, record: None
+        scene.adopt(stream)
+        stream.append(said(1).parts)
+        with pytest.raises(Unreachable):
+            await scene.finding.find(*S, after=1)
 
     play(story)
 
@@ -230,7 +252,6 @@ def test_what_others_can_read_before_it_is_published_here_is_waited_for() -> Non
         scene.adopt(stream)
         for _ in range(2):
             stream.append(said(1).parts)
-        assert len((await scene.finding.find(*S, after=3)).stream.records) == 0, "nobody has written that"
         finding = asyncio.create_task(scene.finding.find(*S, after=2))
         await asyncio.sleep(0.01)
         stream.publish()
@@ -246,6 +267,7 @@ def test_what_was_taken_over_before_it_was_published_is_read_where_it_went() -> 
     async def story(scene: Scene) -> None:
         stream = Stream("s", "acme", Plain())
         stream.keeper = lambda stream, record: None
+        assert scene.shelf.take_id(*S), "by the request that opens it, and still writes"
         scene.adopt(stream)
         stream.append(said(1).parts)
         finding = asyncio.create_task(scene.finding.find(*S, after=1))

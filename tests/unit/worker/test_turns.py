@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from msgspec.structs import replace
 
-from headrace.core.config import CostProfile, TenantConfig
+from headrace.core.config import TenantConfig
 from headrace.core.errors import RunnerFailed
 from headrace.core.event import Outcome
 from headrace.core.messages import (
@@ -45,16 +45,6 @@ def test_tokens_are_the_truth_and_acceptance_comes_before_the_first_step() -> No
     rig.run()
     assert rig.ears[1].tokens[7] == truth_of(request("a", 8, 5))
     assert rig.ears[1].ended[7].outcome is Outcome.FINISHED
-
-
-def test_where_steps_are_short_acceptance_and_a_first_token_are_one_frame() -> None:
-    rig = TurnRig(engine_config(profile=CostProfile(c0_s=0.0005)))
-    rig.submit(7, request("a", 8, 5))
-    rig.turn()
-    (_, first), *others = rig.frames
-    assert (first.accepted, first.step) == ((7,), 0) and first.keys and not others
-    rig.run()
-    assert rig.ears[1].tokens[7] == truth_of(request("a", 8, 5))
 
 
 def test_short_ones_end_long_before_a_long_one_beside_them() -> None:
