@@ -150,11 +150,11 @@ class Feed(Telling):
     def _is_stuck_too_long(self, now_s: float) -> bool:
         """It waits, with something to say, and nothing was taken since. Before that it is held, and so is a reader with a
         window that takes too little: a window keeps what is generated ahead of it small."""
-        pace, reader = self._pace, self._reader
-        pace.look(now_s, reader.cursor, len(self._stream.records))
+        pace, reader, num_said = self._pace, self._reader, len(self._stream.records)
+        pace.look(now_s, reader.cursor, num_said)
         stuck_s = pace.stuck_s(now_s)
         if self._window.size is not None:
             reader.is_held = pace.is_held
         else:
-            reader.is_held = stuck_s >= HELD_S or (reader.is_held and stuck_s > 0.0)
+            reader.is_held = reader.cursor < num_said and (reader.is_held or stuck_s >= HELD_S)
         return stuck_s > self._context.config.max_unread_s

@@ -21,11 +21,8 @@ import headrace
 from headrace.core.errors import HeadraceError, InvalidInput, Refused, TimedOut
 from headrace.text.limited_wire import Answer, Confinement, receive_frame
 
-# A job's limit is one of processor time: with this share of it a late job is to blame, and with less the machine was. It
-# is waited for so many times longer then, so that who is kept waiting by others is not refused for it; not for longer,
-# since all tenants share the processes.
-_BLAMED_SHARE = 0.9
-_MOST_LIMITS = 2.0
+# A job killed at its time limit is to blame if it had the processor for this share of it; otherwise the machine was.
+_BLAMED_SHARE = 0.1
 
 
 class Limits(Struct, frozen=True):
@@ -119,13 +116,10 @@ class LimitedProcess:
         process, channel = self._process, self._channel
         assert process is not None and channel is not None
         try:
-            most_s = talk.until_s + (_MOST_LIMITS - 1.0) * talk.limit_s
             with suppress(OSError):  # what it means is found out by listening
-                channel.settimeout(max(most_s - time.monotonic(), 1e-6))
+                channel.settimeout(max(talk.until_s - time.monotonic(), 1e-6))
                 channel.sendall(talk.unsent)
-            if not talk.received:
-                _await_answer(process.pid, channel, talk, most_s)
-            frame = receive_frame(channel, self._limits.max_answer_bytes, most_s, talk.received)
+            frame = receive_frame(channel, self._limits.max_answer_bytes, talk.until_s, talk.received)
             answer = self._decoder.decode(frame) if frame is not None else None
         except TimeoutError:
             used_s = _cpu_s(process.pid) - talk.cpu_before_s
@@ -233,22 +227,6 @@ def _environment() -> dict[str, str]:
 
 def closing() -> Refused:
     return Refused("the limited processes are shutting down", retry_after_s=1.0)
-
-
-def _await_answer(pid: int, channel: socket.socket, talk: Talk, most_s: float) -> None:
-    """Until something of it comes. TimeoutError where the limit is used up, or `most_s` is past."""
-    until_s = talk.until_s
-    while True:
-        channel.settimeout(max(until_s - time.monotonic(), 1e-6))
-        try:
-            channel.recv(1, socket.MSG_PEEK)
-            return
-        except TimeoutError:
-            used_s = _cpu_s(pid) - talk.cpu_before_s
-            now_s = time.monotonic()
-            if not used_s < _BLAMED_SHARE * talk.limit_s or now_s >= most_s:
-                raise
-            until_s = min(now_s + talk.limit_s - used_s, most_s)
 
 
 def _late(subject: str, limit_s: float, used_s: float) -> HeadraceError:

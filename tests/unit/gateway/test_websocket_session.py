@@ -333,6 +333,24 @@ def test_a_reader_that_takes_one_a_second_is_not_generated_far_ahead_of() -> Non
     play(story)
 
 
+def test_without_a_window_only_who_takes_nothing_holds_the_stream_and_until_it_has_caught_up() -> None:
+    async def story(scene: SocketScene) -> None:
+        stream = await scene.starts()
+        scene.connection.pause_writing()
+        await say(stream, *WORDS)
+        await scene.passes(HELD_S + 0.5)
+        assert scene.service.calls == ["pause"]
+        (reader,) = scene.app.context.shelf.find(stream.tenant, stream.id)._readers
+        reader.take(1)
+        await scene.passes(0.5)
+        assert scene.service.calls == ["pause"], "it took one of many"
+        reader.take()
+        await scene.passes(0.5)
+        assert scene.service.calls == ["pause", "resume"]
+
+    play(story)
+
+
 def test_a_reader_that_catches_up_lets_the_stream_go_on() -> None:
     async def story(scene: SocketScene) -> None:
         stream = await scene.starts(window=2)

@@ -72,18 +72,6 @@ def test_a_job_that_never_ends_is_stopped(pool: LimitedPool) -> None:
     assert render(pool, "next") == ["next"]
 
 
-def test_a_job_that_is_late_because_its_process_stood_still_is_waited_for() -> None:
-    with LimitedPool(Limits(processes=1, job_s=3.0)) as pool:
-        render(pool, "x")
-        (pid,) = pool.pids
-        os.kill(pid, signal.SIGSTOP)
-        job = pool._submit("render", payload("y"), list[str], "the text", None, None)
-        with pytest.raises(TimeoutError):
-            job.result(3.5)
-        os.kill(pid, signal.SIGCONT)
-        assert job.result() == ["y"] and pool.pids == (pid,)
-
-
 @pytest.mark.parametrize(
     "bomb",
     [
