@@ -15,6 +15,7 @@ from headrace.runner.cuda.expert_space import ExpertSpace
 from headrace.runner.cuda.kv_pool import KvPool
 from headrace.runner.cuda.layout import Layout
 from headrace.runner.cuda.ops import Ops
+from headrace.runner.cuda.squares import Squares
 from headrace.runner.cuda.weights import LayerWeights, Weights
 from headrace.weights.rope import rope_frequencies
 from headrace.weights.shape import ModelShape
@@ -72,6 +73,7 @@ class Workspace:
         self.inner = make(max_tokens, dense)
         self.lasts = make(max_samples, hidden)
         self.logits = make(max_samples, shape.vocab_size)
+        self.squares = Squares.make(hidden, max_tokens, device)
         self.experts: ExpertSpace | None = None
         if shape.experts is not None:
             self.experts = ExpertSpace.make(shape.experts, hidden, max_tokens, device, dtype)
@@ -79,7 +81,7 @@ class Workspace:
     @property
     def size_bytes(self) -> int:
         tensors = (value for value in vars(self).values() if isinstance(value, Tensor))
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in (*tensors, self.squares.sums))
         return size if self.experts is None else size + self.experts.size_bytes
 
 
@@ -111,15 +113,22 @@ class Decoder:
         """Writes the keys and values of all tokens; returns their last states after the last norm [t, hidden]."""
         space, ops, eps, tokens = self._space, self._ops, self._shape.rms_eps, step.layout.num_tokens
         residual, normed, update = space.residual[:tokens], space.normed[:tokens], space.update[:tokens]
-        torch.index_select(self._weights.embeddings, 0, inputs.ids[:tokens], out=residual)
         layers = self._weights.layers
+        norms = [layer.input_norm for layer in layers[1:]] + [self._weights.norm]
+        if space.experts is None and ops.fuses(tokens):
+            ids, first = inputs.ids[:tokens], layers[0].input_norm
+            ops.start_rows(ids, self._weights.embeddings, first, residual, normed, space.squares)
+            for index, layer in enumerate(layers):
+                self._pass_few(index, layer, norms[index], step, slots, inputs)
+            ops.rms_norm(residual, self._weights.norm, eps, normed)
+            return normed
+        torch.index_select(self._weights.embeddings, 0, inputs.ids[:tokens], out=residual)
         if step.layout.tokens == 0 and tokens == 1 and not ops.row_exact and space.experts is None:
             for index, layer in enumerate(layers):
                 self._pass_one(index, layer, step, slots)
             ops.rms_norm(residual, self._weights.norm, eps, normed)
             return normed
         ops.rms_norm(residual, layers[0].input_norm, eps, normed)
-        norms = [layer.input_norm for layer in layers[1:]] + [self._weights.norm]
         for index, layer in enumerate(layers):
             self._attend(index, layer, step, slots, inputs)
             ops.add_rms_norm(update, residual, layer.post_norm, eps, normed)
@@ -145,11 +154,15 @@ class Decoder:
     def _attend(self, index: int, layer: LayerWeights, step: StepViews, slots: DeviceSlots, inputs: StepInputs) -> None:
         space, tokens = self._space, step.layout.num_tokens
         self._ops.product(space.normed[:tokens], layer.qkv, layer.qkv_bias, space.qkv[:tokens])
-        if step.layout.tokens or not self._ops.turns(tokens):
+        self._look(index, layer, step, slots, inputs)
+        self._ops.product(space.attended[:tokens].view(tokens, -1), layer.out, layer.out_bias, space.update[:tokens])
+
+    def _look(self, index: int, layer: LayerWeights, step: StepViews, slots: DeviceSlots, inputs: StepInputs) -> None:
+        """Attention alone: from `qkv` to `attended`."""
+        if step.layout.tokens or not self._ops.turns(step.layout.num_tokens):
             self._attend_mixed(index, layer, step, slots, inputs)
         else:
             self._attend_rows(index, layer, step, slots)
-        self._ops.product(space.attended[:tokens].view(tokens, -1), layer.out, layer.out_bias, space.update[:tokens])
 
     def _attend_rows(self, index: int, layer: LayerWeights, step: StepViews, slots: DeviceSlots) -> None:
         """Every row is one token, its sequence's last."""
@@ -225,6 +238,20 @@ class Decoder:
         ops.row_product(space.attended[:1].view(1, -1), layer.out, residual, bias=layer.out_bias, adds=True)
         ops.row_product(residual, layer.gate_up, inner, norm=layer.post_norm, eps=eps, gated=True)
         ops.row_product(inner, layer.down, residual, adds=True)
+
+    def _pass_few(
+        self, index: int, layer: LayerWeights, norm: Tensor, step: StepViews, slots: DeviceSlots, inputs: StepInputs
+    ) -> None:
+        """A layer of a step of few tokens: norms, gates and sums are parts of the products, and `normed` holds what their
+        factors scale. `norm` is the norm after this layer."""
+        space, ops, eps, tokens = self._space, self._ops, self._shape.rms_eps, step.layout.num_tokens
+        residual, scaled, inner = space.residual[:tokens], space.normed[:tokens], space.inner[:tokens]
+        squares, attended = space.squares, space.attended[:tokens].view(tokens, -1)
+        ops.normed_product(scaled, squares, layer.qkv, layer.qkv_bias, eps, space.qkv[:tokens])
+        self._look(index, layer, step, slots, inputs)
+        ops.added_product(attended, layer.out, layer.out_bias, residual, layer.post_norm, scaled, squares)
+        ops.gated_product(scaled, squares, layer.gate_up, eps, inner)
+        ops.added_product(inner, layer.down, None, residual, norm, scaled, squares)
 
     def _feed(self, layer: LayerWeights, tokens: int, inputs: StepInputs) -> None:
         space = self._space

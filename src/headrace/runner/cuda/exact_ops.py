@@ -52,6 +52,9 @@ class ExactOps(TritonOps):
     def turns(self, rows: int) -> bool:
         return False
 
+    def fuses(self, rows: int) -> bool:
+        return False
+
     def decode_attention(
         self,
         out: Tensor,

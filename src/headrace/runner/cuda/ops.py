@@ -12,6 +12,7 @@ from torch import Tensor
 from headrace.runner.cuda.device_slots import DeviceSlots, StepInputs
 from headrace.runner.cuda.expert_space import ExpertSpace
 from headrace.runner.cuda.layout import Layout
+from headrace.runner.cuda.squares import Squares
 
 
 class Ops(Protocol):
@@ -132,6 +133,37 @@ class Ops(Protocol):
     ) -> None:
         """One row [1, width] after its norm times `weight` [height, width], plus bias, plus what `out` held (`adds`); or
         the gate (`gated`), whose weight has the gates' lines first and then as many others."""
+
+    def fuses(self, rows: int) -> bool:
+        """Whether so many tokens go through the four operations that follow, or through products, norms and gates
+        apart. `scaled` is what a norm is made of: rows times its weights; `squares`, which come with it, give the factor
+        that is still to come."""
+
+    def start_rows(
+        self, ids: Tensor, embeddings: Tensor, norm: Tensor, residual: Tensor, scaled: Tensor, squares: Squares, /
+    ) -> None:
+        """`residual` becomes the lines of `embeddings`; `scaled` and `squares` are left for the norm `norm` of it."""
+
+    def normed_product(
+        self, scaled: Tensor, squares: Squares, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor, /
+    ) -> None:
+        """`product` of the norm that `scaled` and `squares` are for."""
+
+    def gated_product(self, scaled: Tensor, squares: Squares, weight: Tensor, eps: float, out: Tensor, /) -> None:
+        """The same through `silu_mul`."""
+
+    def added_product(
+        self,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        residual: Tensor,
+        norm: Tensor,
+        scaled: Tensor,
+        squares: Squares,
+        /,
+    ) -> None:
+        """`residual` += `product` of `rows`; then `scaled` and `squares` are left for the norm `norm` of it."""
 
     def prefill_attention(
         self,

@@ -12,6 +12,7 @@ from headrace.runner.cuda.expert_space import ExpertSpace
 from headrace.runner.cuda.kernels import plain_experts
 from headrace.runner.cuda.layout import Layout
 from headrace.runner.cuda.products import library_product
+from headrace.runner.cuda.squares import Squares
 from headrace.runner.torch import luck
 from headrace.runner.torch.sampler_ranks import block_maxima, first_best, padded, padded_size
 from headrace.runner.torch.sampler_urn import Filters, Urn
@@ -175,6 +176,38 @@ class ReferenceOps:
             found = found if part is None else found + part.float()
         out.copy_(found)
 
+    def fuses(self, rows: int) -> bool:
+        return rows > 1
+
+    def start_rows(
+        self, ids: Tensor, embeddings: Tensor, norm: Tensor, residual: Tensor, scaled: Tensor, squares: Squares
+    ) -> None:
+        residual.copy_(embeddings[ids.long()])
+        _leave(residual, norm, scaled, squares)
+
+    def normed_product(
+        self, scaled: Tensor, squares: Squares, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor
+    ) -> None:
+        found = _scale(scaled, squares, eps) @ weight.float().t()
+        out.copy_(found if bias is None else found + bias.float())
+
+    def gated_product(self, scaled: Tensor, squares: Squares, weight: Tensor, eps: float, out: Tensor) -> None:
+        self.silu_mul(_scale(scaled, squares, eps) @ weight.float().t(), out)
+
+    def added_product(
+        self,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        residual: Tensor,
+        norm: Tensor,
+        scaled: Tensor,
+        squares: Squares,
+    ) -> None:
+        found = rows.float() @ weight.float().t()
+        residual.copy_(residual.float() + (found if bias is None else found + bias.float()))
+        _leave(residual, norm, scaled, squares)
+
     def prefill_attention(
         self,
         out: Tensor,
@@ -218,6 +251,17 @@ class ReferenceOps:
         state.last[slots[live].long()] = torch.where(sound, chosen, 0)[live].int()
         tokens.copy_(torch.where(sound & live, chosen, -1))
         statuses.copy_(torch.where(sound | ~live, RowStatus.OK, RowStatus.NOT_FINITE))
+
+
+def _leave(residual: Tensor, norm: Tensor, scaled: Tensor, squares: Squares) -> None:
+    scaled.copy_(residual.float() * norm.float())
+    squares.sums[0, : len(residual)] = residual.float().square().sum(-1)
+    squares.parts = 1
+
+
+def _scale(scaled: Tensor, squares: Squares, eps: float) -> Tensor:
+    summed = squares.sums[: squares.parts, : len(scaled)].sum(0)
+    return scaled.float() * (summed / scaled.shape[1] + eps).rsqrt()[:, None]
 
 
 def _norm(heads: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -17,11 +17,20 @@ from headrace.runner.cuda.kernels import rotary_write as rotary
 from headrace.runner.cuda.kernels import row_product as one_row
 from headrace.runner.cuda.kernels import turned_attention as turned
 from headrace.runner.cuda.kernels.decode_attention import DecodeScratch, decode_attention, decode_config
+from headrace.runner.cuda.kernels.early import starts_early
+from headrace.runner.cuda.kernels.fused_product import (
+    FusedScratch,
+    fused_config,
+    fused_product,
+    is_worth_fusing,
+    start_rows,
+)
 from headrace.runner.cuda.kernels.prefill_attention import ROOMY, prefill_attention, prefill_config
 from headrace.runner.cuda.kernels.sampling import Draws, sample
 from headrace.runner.cuda.kernels.scan import Scan
 from headrace.runner.cuda.layout import Layout
 from headrace.runner.cuda.products import fastest_product
+from headrace.runner.cuda.squares import Squares
 from headrace.weights.shape import ModelShape
 
 _MANY_PROGRAMS = 1056
@@ -43,6 +52,7 @@ class TritonOps:
         self._prefill = prefill_config(shape.head_dim, _shared_bytes(device))
         self._scan = Scan.make(max_samples, shape.vocab_size, device)
         self.tile_rows = self._prefill.tokens(shape.num_heads, shape.num_kv_heads)
+        self._pieces = FusedScratch.make(device)
 
     @property
     def name(self) -> str:
@@ -76,6 +86,41 @@ class TritonOps:
     def turns(self, rows: int) -> bool:
         """Where programs are many, norms of queries and keys are cheaper apart (measured on an H200)."""
         return not self._shape.qk_norm or rows * self._shape.num_kv_heads < _MANY_PROGRAMS
+
+    def fuses(self, rows: int) -> bool:
+        """Cards that start kernels early have what these read by."""
+        shape = self._shape
+        heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+        largest = shape.hidden_size * max(heads, 2 * shape.intermediate_size)
+        return is_worth_fusing(rows, largest) and (self._device.type != "cuda" or starts_early(self._device))
+
+    def start_rows(
+        self, ids: Tensor, embeddings: Tensor, norm: Tensor, residual: Tensor, scaled: Tensor, squares: Squares
+    ) -> None:
+        start_rows(ids, embeddings, norm, residual, scaled, squares)
+
+    def normed_product(
+        self, scaled: Tensor, squares: Squares, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor
+    ) -> None:
+        config = fused_config(len(scaled), *weight.shape, gated=False)
+        fused_product(scaled, weight, out, config, self._pieces, squares=squares, eps=eps, bias=bias)
+
+    def gated_product(self, scaled: Tensor, squares: Squares, weight: Tensor, eps: float, out: Tensor) -> None:
+        config = fused_config(len(scaled), len(weight) // 2, weight.shape[1], gated=True)
+        fused_product(scaled, weight, out, config, self._pieces, squares=squares, eps=eps, gated=True)
+
+    def added_product(
+        self,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        residual: Tensor,
+        norm: Tensor,
+        scaled: Tensor,
+        squares: Squares,
+    ) -> None:
+        config = fused_config(len(rows), *weight.shape, gated=False)
+        fused_product(rows, weight, residual, config, self._pieces, bias=bias, norm=norm, scaled=scaled, left=squares)
 
     def prefill_attention(
         self,

@@ -1,8 +1,9 @@
 # mypy: disable-error-code="no-untyped-def,misc,no-untyped-call,import-not-found,import-untyped,untyped-decorator"
 """Kernels that start while the one before them ends, where the card can: what does not depend on it is read meanwhile.
 
-A kernel launched with `launch_pdl` must call `await_inputs` in every program before it reads or writes anything that
-another kernel of the same step writes or reads.
+A program of a kernel launched with `launch_pdl` must call `await_inputs` before it reads or writes anything that another
+kernel of the same step writes or reads, and at least one program of every launch must call it: the next kernel waits
+for this one alone.
 """
 
 from functools import lru_cache

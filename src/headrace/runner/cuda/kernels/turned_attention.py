@@ -129,9 +129,10 @@ def _turned(
     d = tl.arange(0, dim)
     held = (g < group)[:, None]
     home = out + row.to(tl.int64) * out_stride + (head * group + g)[:, None] * dim + d[None, :]
+    # A program without a stretch waits for nobody: every row has one that does.
     if length <= 0:
-        await_inputs(early)
         if split == 0:
+            await_inputs(early)
             tl.store(home, tl.zeros([rows, dim], out.dtype.element_ty), mask=held)
     elif (first < past) | (split == 0):
         half: tl.constexpr = dim // 2
@@ -196,8 +197,6 @@ def _turned(
             if tl.atomic_add(ticket, 1, sem="acq_rel") == used - 1:
                 tl.store(ticket, 0)
                 merge(out, sums, stats, row, head, pile, used, out_stride, group, few, dim, together)
-    else:
-        await_inputs(early)
 
 
 @triton.jit
