@@ -11,6 +11,7 @@ from headrace.core.errors import InvalidModel
 from headrace.weights.generation import GenerationDefaults
 from headrace.weights.gguf_checkpoint import GgufCheckpoint
 from headrace.weights.hf_checkpoint import HfCheckpoint
+from headrace.weights.pouring import OpenTap
 from headrace.weights.shape import ModelShape
 from headrace.weights.vocabulary import Vocabulary
 from headrace.weights.weight_file import Progress
@@ -34,8 +35,13 @@ class Checkpoint(Protocol):
         """
         ...
 
+    def pour(self, open_tap: OpenTap, progress: Progress | None = None) -> None:
+        """Each tensor once, as it is stored and under its Hugging Face name, several files at a time: quicker than
+        `tensors` where the bytes are wanted as they are. `progress` is called by the caller's thread."""
+        ...
+
     def digest(self) -> dict[str, str]:
-        """sha256 by file name. Free once `tensors` was consumed to its end; before that the files are read for it."""
+        """sha256 by file name. Free once `tensors` or `pour` came to its end; before that the files are read for it."""
         ...
 
     def close(self) -> None: ...

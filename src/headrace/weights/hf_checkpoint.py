@@ -17,6 +17,7 @@ from headrace.weights.document import DocumentFolder, parse_json
 from headrace.weights.families import family_of_class
 from headrace.weights.generation import GenerationDefaults
 from headrace.weights.layout import check_tensors, tensor_dims
+from headrace.weights.pouring import OpenTap, pour_files
 from headrace.weights.safetensors_header import read_safetensors_header
 from headrace.weights.shape import ModelShape
 from headrace.weights.tokenizer_files import read_vocabulary
@@ -56,9 +57,10 @@ class HfCheckpoint:
         self.size_bytes = sum(file.size_bytes for file, _ in self._files)
 
     def tensors(self, progress: Progress | None = None) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        demanded = tensor_dims(self.shape)
-        wanted = [(file, [tensor for tensor in tensors if tensor.name in demanded]) for file, tensors in self._files]
-        return read_files(wanted, progress)
+        return read_files(self._wanted(), progress)
+
+    def pour(self, open_tap: OpenTap, progress: Progress | None = None) -> None:
+        pour_files(self._wanted(), open_tap, progress)
 
     def digest(self) -> dict[str, str]:
         return self._documents.digests | {file.path.name: file.hash() for file, _ in self._files}
@@ -66,6 +68,10 @@ class HfCheckpoint:
     def close(self) -> None:
         for file, _ in self._files:
             file.close()
+
+    def _wanted(self) -> list[tuple[WeightFile, list[StoredTensor]]]:
+        demanded = tensor_dims(self.shape)
+        return [(file, [tensor for tensor in tensors if tensor.name in demanded]) for file, tensors in self._files]
 
     def _read_config(self) -> tuple[ModelShape, GenerationDefaults]:
         data = self._documents.read(_CONFIG)

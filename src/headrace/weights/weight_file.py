@@ -1,7 +1,7 @@
 """One file of tensors: an open descriptor, where the tensors lie, and one pass over its bytes.
 
-Owns reading and hashing: every byte of the file is read once, in order, hashed, and decoded if it belongs
-to a tensor. Nothing is mapped, so a file that shrinks under us is an error and not a signal.
+Owns reading and hashing: every byte of the file is read once, in order, hashed, and if it belongs to a tensor decoded
+or poured as it is. Nothing is mapped, so a file that shrinks under us is an error and not a signal.
 Knows no file format and no model.
 """
 
@@ -39,6 +39,22 @@ class StoredTensor(Struct, frozen=True):
 
 class Advance(Protocol):
     def __call__(self, size_bytes: int) -> None: ...
+
+
+class Tap(Protocol):
+    """Where one thread pours what it reads, as it is stored."""
+
+    def lend(self) -> memoryview:
+        """Room for the next slice: of at least one block, and its borrower's until it is taken."""
+        ...
+
+    def take(self, tensor: StoredTensor, start: int, raw: memoryview) -> None:
+        """What was read into the room that was lent last: whole blocks, from this byte of the tensor on."""
+        ...
+
+    def is_finite(self, tensor: StoredTensor) -> bool:
+        """Whether all numbers of a tensor are, that was taken to its end."""
+        ...
 
 
 class WeightFile:
@@ -83,6 +99,17 @@ class WeightFile:
         self._skip(hasher, place, self.size_bytes, advance)
         self._finish(hasher)
 
+    def pour(self, tensors: Sequence[StoredTensor], tap: Tap, advance: Advance) -> None:
+        """The tensors in the order in which they lie, a slice at a time and not decoded. Hashes the whole file."""
+        hasher = hashlib.sha256()
+        place = 0
+        for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
+            self._skip(hasher, place, tensor.offset, advance)
+            self._pour_tensor(tensor, tap, hasher, advance)
+            place = tensor.offset + tensor.size_bytes
+        self._skip(hasher, place, self.size_bytes, advance)
+        self._finish(hasher)
+
     def hash(self) -> str:
         """The file's sha256, from the last pass if there was one."""
         if not self.sha256:
@@ -104,12 +131,24 @@ class WeightFile:
                 hasher.update(raw)
                 values = encoding.decode(np.frombuffer(raw, np.uint8))
                 if not np.isfinite(values).all():
-                    told = f"tensor {tensor.name} holds a number that is not finite"
-                    raise InvalidModel(f"{self.path.name}: {told}", param=tensor.name)
+                    raise self._not_finite(tensor)
                 out[done : done + len(values)] = values
                 done += len(values)
                 advance(len(raw))
         return _as_halves(out.reshape(tensor.dims), tensor.paired_heads)
+
+    def _pour_tensor(self, tensor: StoredTensor, tap: Tap, hasher: "hashlib._Hash", advance: Advance) -> None:
+        block, start = tensor.encoding.block_bytes, 0
+        while start < tensor.size_bytes:
+            room = tap.lend()
+            raw = room[: min(len(room) // block * block, tensor.size_bytes - start)]
+            self._fill(raw, tensor.offset + start)
+            hasher.update(raw)
+            tap.take(tensor, start, raw)
+            start += len(raw)
+            advance(len(raw))
+        if not tap.is_finite(tensor):
+            raise self._not_finite(tensor)
 
     def _skip(self, hasher: "hashlib._Hash", start: int, end: int, advance: Advance) -> None:
         buffer = memoryview(bytearray(min(_SKIP_BYTES, max(0, end - start))))
@@ -118,6 +157,10 @@ class WeightFile:
             self._fill(raw, offset)
             hasher.update(raw)
             advance(len(raw))
+
+    def _not_finite(self, tensor: StoredTensor) -> InvalidModel:
+        told = f"tensor {tensor.name} holds a number that is not finite"
+        return InvalidModel(f"{self.path.name}: {told}", param=tensor.name)
 
     def _finish(self, hasher: "hashlib._Hash") -> None:
         status = os.fstat(self._descriptor)

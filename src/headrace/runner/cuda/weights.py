@@ -1,6 +1,6 @@
 """A decoder's weights on a device: QKV and gate-up fused, everything in one dtype. From a checkpoint, or random.
 
-Knows Hugging Face's names. Arrays of a checkpoint are copied to the device as they come, into their fused places.
+Knows Hugging Face's names. A checkpoint is poured into its fused places on the device, as it is stored.
 """
 
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.core.errors import InvalidModel
+from headrace.runner.cuda.tap import open_tap
 from headrace.weights.checkpoint import Checkpoint, Progress
 from headrace.weights.layout import tensor_dims
 from headrace.weights.shape import ModelShape
@@ -69,12 +69,11 @@ def from_checkpoint(checkpoint: Checkpoint, progress: Progress | None = None) ->
     def load(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> Weights:
         weights = _empty(shape, device, dtype)
         places = _places(shape, weights)
-        for name, array in checkpoint.tensors(progress):
-            place = places.pop(name, None)
-            if place is not None:
-                _put(name, array, place)
-        if places:
-            raise InvalidModel(f"tensor {next(iter(places))} is missing", param=next(iter(places)))
+        filled: set[str] = set()
+        checkpoint.pour(lambda: open_tap(places, device, filled), progress)
+        for name in places:
+            if name not in filled:
+                raise InvalidModel(f"tensor {name} is missing", param=name)
         return weights
 
     return load
@@ -174,9 +173,3 @@ def _places(shape: ModelShape, weights: Weights) -> dict[str, Tensor]:
             named[f"self_attn.{letter}_proj.bias"] = None if layer.qkv_bias is None else layer.qkv_bias[low:high]
         places.update((f"{_LAYER}{index}.{name}", place) for name, place in named.items() if place is not None)
     return places
-
-
-def _put(name: str, array: NDArray[np.float32], place: Tensor) -> None:
-    if array.shape != tuple(place.shape):
-        raise InvalidModel(f"tensor {name} is {array.shape}, its config says {tuple(place.shape)}", param=name)
-    place.copy_(torch.from_numpy(array))

@@ -11,20 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
 
 from headrace.core.config import EngineConfig
 from headrace.core.plan import Plan, SlotStart, StepResult
@@ -33,9 +19,12 @@ from headrace.runner.torch.attention import CUTS, Cuts
 from headrace.runner.torch.packing import Recipe
 from headrace.runner.torch.runner import TorchRunner
 from headrace.weights.checkpoint import Checkpoint
+from headrace.weights.encodings import F32
 from headrace.weights.generation import GenerationDefaults
+from headrace.weights.pouring import OpenTap
 from headrace.weights.shape import ExpertShape, ModelShape, RopeScaling
 from headrace.weights.vocabulary import Vocabulary
+from headrace.weights.weight_file import StoredTensor
 from tests.unit.runner.plans import plan
 
 LADDER = ((2, "wide"), (1 << 30, "onednn"))
@@ -72,6 +61,16 @@ class TensorCheckpoint:
         for name, tensor in self.state.items():
             yield name, np.array(tensor.numpy(), np.float32)
 
+    def pour(self, open_tap: OpenTap, progress: Any = None) -> None:
+        with open_tap() as tap:
+            for name, values in self.tensors():
+                stored, raw = StoredTensor(name, values.shape, F32, 0, values.nbytes), values.tobytes()
+                for start in range(0, len(raw), 1 << 20):
+                    part = raw[start : start + (1 << 20)]
+                    room = tap.lend()[: len(part)]
+                    room[:] = part
+                    tap.take(stored, start, room)
+
     def digest(self) -> dict[str, str]:
         return {"random": "0"}
 
@@ -80,12 +79,18 @@ class TensorCheckpoint:
 
 def model(family: str) -> tuple[torch.nn.Module, TensorCheckpoint]:
     """A random model of this family, as transformers has it and as a checkpoint."""
+    import transformers  # here: it takes as long to import as everything else together
+
     torch.manual_seed(len(family))
     makers: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-        "llama2": (LlamaForCausalLM, LlamaConfig, {"num_attention_heads": 4, "intermediate_size": 96}),
+        "llama2": (
+            transformers.LlamaForCausalLM,
+            transformers.LlamaConfig,
+            {"num_attention_heads": 4, "intermediate_size": 96},
+        ),
         "llama3": (
-            LlamaForCausalLM,
-            LlamaConfig,
+            transformers.LlamaForCausalLM,
+            transformers.LlamaConfig,
             {
                 "hidden_size": 96,
                 "num_attention_heads": 6,
@@ -97,8 +102,8 @@ def model(family: str) -> tuple[torch.nn.Module, TensorCheckpoint]:
             },
         ),
         "mistral": (
-            MistralForCausalLM,
-            MistralConfig,
+            transformers.MistralForCausalLM,
+            transformers.MistralConfig,
             {
                 "num_attention_heads": 4,
                 "num_key_value_heads": 2,
@@ -108,18 +113,18 @@ def model(family: str) -> tuple[torch.nn.Module, TensorCheckpoint]:
             },
         ),
         "qwen2": (
-            Qwen2ForCausalLM,
-            Qwen2Config,
+            transformers.Qwen2ForCausalLM,
+            transformers.Qwen2Config,
             {"num_attention_heads": 4, "num_key_value_heads": 1, "intermediate_size": 128},
         ),
         "qwen3": (
-            Qwen3ForCausalLM,
-            Qwen3Config,
+            transformers.Qwen3ForCausalLM,
+            transformers.Qwen3Config,
             {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 128},
         ),
         "mixtral": (
-            MixtralForCausalLM,
-            MixtralConfig,
+            transformers.MixtralForCausalLM,
+            transformers.MixtralConfig,
             {
                 "num_attention_heads": 4,
                 "num_key_value_heads": 2,
@@ -128,10 +133,14 @@ def model(family: str) -> tuple[torch.nn.Module, TensorCheckpoint]:
                 "num_experts_per_tok": 2,
             },
         ),
-        "qwen3moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, {**_QWEN3_MOE, "mlp_only_layers": [1]}),
+        "qwen3moe": (
+            transformers.Qwen3MoeForCausalLM,
+            transformers.Qwen3MoeConfig,
+            {**_QWEN3_MOE, "mlp_only_layers": [1]},
+        ),
         "qwen3moe, normed": (
-            Qwen3MoeForCausalLM,
-            Qwen3MoeConfig,
+            transformers.Qwen3MoeForCausalLM,
+            transformers.Qwen3MoeConfig,
             {**_QWEN3_MOE, "decoder_sparse_step": 2, "norm_topk_prob": True},
         ),
     }
