@@ -90,9 +90,11 @@ class Watched(TimedRunner):
         return result
 
 
-def open_runner(shape: ModelShape, say: Any, exact: bool = False) -> tuple[CudaRunner, EngineConfig, float]:
+def open_runner(
+    shape: ModelShape, say: Any, exact: bool = False, context: int = _CONTEXT
+) -> tuple[CudaRunner, EngineConfig, float]:
     since_s = time.perf_counter()
-    context = min(_CONTEXT, shape.context_len)
+    context = min(context, shape.context_len)
     config = EngineConfig(
         slots=_SLOTS,
         blocks=_SLOTS * context // 16,

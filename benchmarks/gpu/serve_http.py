@@ -1,0 +1,392 @@
+"""A crowd of streams over HTTP beside the engine alone: the same random model, load and card, one after the other.
+
+usage: python benchmarks/gpu/serve_http.py [--shape 8b|tiny] [--device cuda|cpu] [--redis PATH] [--json PATH]
+Writes a model's folder, runs `headrace bench engine` on it, starts `headrace serve` with two gateways and its journal in
+Redis, and lets all clients, in processes of their own, ask at once. What must hold: tokens/s over HTTP at least 85 % of
+the engine's, and ready within 15 s of the process's start, its files in the system's cache. Who used how much of a core is
+told. The whole of it runs on a CPU: --shape tiny --device cpu.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+from random_folder import SHAPES, first_special_id, write_random_folder
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+from serve_rig import fresh_key, keep, ms, say, tenant, verdict, with_variable
+
+from headrace.cli.load.process import Usage, server_pids, usage_of
+
+HEADRACE = (sys.executable, "-m", "headrace.cli.main")
+HERE = Path(__file__).resolve().parent
+MODEL = "random"
+LEAST_SHARE, MOST_READY_S = 0.85, 15.0
+# Requests, prompt and output tokens: of the load, and of what goes before it.
+LOADS = {"8b": (256, 128, 256), "tiny": (12, 48, 32)}
+WARM = (8, 64, 16)
+START_S, STOP_S = 400.0, 90.0
+_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+
+
+class Started(NamedTuple):
+    url: str
+    key: str
+    port: int
+    start: dict[str, Any]
+
+
+@contextmanager
+def redis(programs: list[str]) -> Iterator[tuple[str, int]]:
+    """Address and process of the first of these that runs here, its own libraries beside it. It keeps nothing."""
+    for program in programs:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        beside = Path(program).resolve().parent / "lib"
+        environment = with_variable("LD_LIBRARY_PATH", str(beside)) if beside.is_dir() else None
+        argv = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        try:
+            process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, env=environment)
+        except OSError as error:
+            print(f"{program}: {error}", flush=True)
+            continue
+        try:
+            if _answers(process, port):
+                yield f"redis://127.0.0.1:{port}", process.pid
+                return
+            print(f"{program}: ended with {process.poll()}", flush=True)
+        finally:
+            process.terminate()
+            process.wait(10)
+    sys.exit("two gateways need a redis-server: name one that runs here with --redis, or ask for --gateways 1")
+
+
+def _answers(process: "subprocess.Popen[bytes]", port: int) -> bool:
+    for _ in range(200):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return True
+        if process.poll() is not None:
+            return False
+        time.sleep(0.05)
+    return False
+
+
+def engine_alone(folder: Path, device: str, load: tuple[int, ...], rounds: int) -> dict[str, Any]:
+    argv = [*HEADRACE, "bench", "engine", "--model", str(folder), "--device", device, "--slots", str(load[0]), "--json"]
+    for each in (WARM, *[load] * rounds):
+        argv += ["--load", ":".join(map(str, each))]
+    since_s = time.perf_counter()
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)
+    report = json.loads(done.stdout)
+    found = report["loads"][1:]
+    rates = [each["output_tokens_per_s"] for each in found]
+    say("engine alone: output tokens/s", ", ".join(f"{rate:,.0f}" for rate in rates))
+    say(
+        "engine alone: time between tokens, p50 and p99",
+        f"{ms(found[-1]['itl_s']['p50'])}, {ms(found[-1]['itl_s']['p99'])}",
+    )
+    say(
+        "engine alone: ready after",
+        f"{report['model']['ready_s']:.1f} s, kernels compiled in it if there were none yet",
+    )
+    return {"tokens_per_s": median(rates), "wall_s": time.perf_counter() - since_s, **report}
+
+
+@contextmanager
+def server(folder: Path, home: Path, device: str, slots: int, gateways: int, journal: str) -> Iterator[Started]:
+    """`headrace serve`, ready; how long it took from the start of its process, and what it said when."""
+    key = fresh_key()
+    config = home / "headrace.toml"
+    config.write_text(
+        f"[gateway]\nprocesses = {gateways}\njournal = {json.dumps(journal)}\n"
+        # The tier of the engine's own benchmark: nobody is promised a first token sooner than a crowd's work allows.
+        + tenant("crowd", key, 'tier = "batch"\nscopes = ["metrics"]')
+        + f"[[models]]\nname = {json.dumps(MODEL)}\nsource = {json.dumps(str(folder))}\n"
+        + f"device = {json.dumps(device)}\nslots = {slots}\n"
+    )
+    argv = [*HEADRACE, "serve", "--config", str(config), "--port", "0", "--json"]
+    environment = with_variable("HEADRACE_HOME", str(home)) | {"HEADRACE_LOCAL_KEY": fresh_key()}
+    since_s = time.perf_counter()
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None and process.stderr is not None
+    lines: list[tuple[float, str]] = []
+    listening = threading.Thread(target=_listen, args=(process.stderr, since_s, lines), daemon=True)
+    listening.start()
+    giving_up = threading.Timer(START_S, process.kill)
+    giving_up.start()
+    try:
+        said = process.stdout.readline()
+        giving_up.cancel()
+        if not said:
+            sys.exit("the server did not start:\n" + "\n".join(line for _, line in lines))
+        told = json.loads(said)
+        _wait_ready(told["url"])
+        start = {"ready_s": time.perf_counter() - since_s, "told_s": told["ready_s"], "lines": lines[:]}
+        for at_s, line in lines:
+            print(f"  {at_s:6.2f} s  {line}", flush=True)
+        yield Started(told["url"], key, int(told["url"].rpartition(":")[2]), start)
+    finally:
+        giving_up.cancel()
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        for at_s, line in lines[len(lines) if process.returncode == 0 else 0 :]:
+            print(f"  {at_s:6.2f} s  {line}", flush=True)
+
+
+def _listen(stream: Any, since_s: float, lines: list[tuple[float, str]]) -> None:
+    for line in stream:
+        lines.append((round(time.perf_counter() - since_s, 3), line.rstrip()))
+
+
+def _wait_ready(url: str) -> None:
+    while True:
+        try:
+            urllib.request.urlopen(f"{url}/ready", timeout=5).close()
+            return
+        except urllib.error.HTTPError:
+            time.sleep(0.01)
+
+
+@contextmanager
+def clients(one: Started, count: int, load: tuple[int, ...], ids_below: int) -> Iterator[list["subprocess.Popen[str]"]]:
+    """Processes that are ready to ask; together they have all the requests."""
+    environment = with_variable("HEADRACE_API_KEY", one.key)
+    with ExitStack() as stack:
+        found = []
+        for number in range(count):
+            requests = load[0] // count + (number < load[0] % count)
+            words = (one.url, MODEL, *map(str, (requests, *load[1:], ids_below, 1000 + number)))
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, str(HERE / "crowd_client.py"), *words],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env=environment,
+                )
+            )
+            stack.callback(process.kill)
+            found.append(process)
+        for process in found:
+            _answer(process)
+        yield found
+
+
+def _answer(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        sys.exit("a client process ended")
+    return line
+
+
+def crowd(asking: list["subprocess.Popen[str]"], number: int, watched: list[int]) -> dict[str, Any]:
+    """One round: all at once, until the last has its last token."""
+    go_s = time.perf_counter() + 0.5
+    for process in asking:
+        assert process.stdin is not None
+        process.stdin.write(f"{number} {go_s}\n")
+        process.stdin.flush()
+    time.sleep(max(0.0, go_s - time.perf_counter()))
+    before, since_s = {pid: _look(pid) for pid in watched}, time.perf_counter()
+    told = [json.loads(_answer(process)) for process in asking]
+    looked_s = time.perf_counter() - since_s
+    after = {pid: _look(pid) for pid in watched}
+    outcomes = [outcome for each in told for outcome in each["outcomes"]]
+    ended_s = max(outcome["ended_s"] for outcome in outcomes)
+    pieces = [np.array(outcome["pieces_s"]) for outcome in outcomes]
+    gaps = np.concatenate([np.diff(each) for each in pieces])
+    tokens = sum(outcome["output_tokens"] for outcome in outcomes)
+    bad = [f"{outcome['state']}: {outcome['told']}" for outcome in outcomes if outcome["state"] != "finished"]
+    return {
+        "seconds": ended_s - go_s,
+        "tokens": tokens,
+        "prompt_tokens": sum(outcome["prompt_tokens"] for outcome in outcomes),
+        "tokens_per_s": tokens / (ended_s - go_s),
+        "ttft_s": _quantiles(np.array([each[0] - go_s for each in pieces if len(each)])),
+        "itl_s": _quantiles(gaps),
+        "frames": sum(each["frames"] for each in told),
+        "tokens_per_piece": tokens / max(1, sum(map(len, pieces))),
+        "late_s": max(each["started_s"] for each in told) - go_s,
+        "client_cpu_shares": [each["cpu_s"] / (each["ended_s"] - each["started_s"]) for each in told],
+        "processes": [_shares(before[pid], after[pid], looked_s) for pid in watched],
+        "bad": bad[:5],
+        "num_bad": len(bad),
+    }
+
+
+def _quantiles(values: Any) -> dict[str, float]:
+    return {
+        name: float(np.percentile(values, share))
+        for name, share in (("p50", 50), ("p95", 95), ("p99", 99), ("max", 100))
+    }
+
+
+def _look(pid: int) -> tuple[Usage | None, dict[int, float]]:
+    """A process, and the CPU time of each of its threads."""
+    threads = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        fields = (task / "stat").read_text().rpartition(")")[2].split()
+        threads[int(task.name)] = (int(fields[11]) + int(fields[12])) * _TICK_S
+    return usage_of(pid), threads
+
+
+def _shares(
+    before: tuple[Usage | None, dict[int, float]], after: tuple[Usage | None, dict[int, float]], seconds: float
+) -> dict[str, Any]:
+    (first, threads), (last, later) = before, after
+    assert first is not None and last is not None
+    used = {thread: (cpu_s - threads.get(thread, 0.0)) / seconds for thread, cpu_s in later.items()}
+    busiest = sorted(used.items(), key=lambda item: -item[1])[:3]
+    return {
+        "pid": last.pid,
+        "title": last.title,
+        "cores": (last.cpu_s - first.cpu_s) / seconds,
+        # The main thread of a worker turns its engine.
+        "threads": {"main" if thread == last.pid else str(thread): round(share, 3) for thread, share in busiest},
+        "rss_bytes": last.rss_bytes,
+    }
+
+
+def tell(round_: dict[str, Any], number: int) -> None:
+    name = f"round {number}"
+    say(
+        f"{name}: output tokens/s over HTTP",
+        f"{round_['tokens_per_s']:,.0f} ({round_['tokens']:,} in {round_['seconds']:.2f} s)",
+    )
+    say(f"{name}: time between pieces, p50, p95, p99", ", ".join(ms(round_["itl_s"][p]) for p in ("p50", "p95", "p99")))
+    say(f"{name}: first piece, p50, p95, p99", ", ".join(ms(round_["ttft_s"][p]) for p in ("p50", "p95", "p99")))
+    say(
+        f"{name}: tokens per piece, client processes' cores",
+        f"{round_['tokens_per_piece']:.2f}, {max(round_['client_cpu_shares']):.0%} at most",
+    )
+    for process in round_["processes"]:
+        say(f"{name}:   {process['title'][:44]}", f"{process['cores']:.2f} cores, threads {process['threads']}")
+    for line in round_["bad"]:
+        print(f"{name}: {line}", flush=True)
+
+
+def measure(options: argparse.Namespace, folder: Path, home: Path, found: dict[str, Any]) -> None:
+    """Puts every figure into `found` as soon as there is one."""
+    shape, load = SHAPES[options.shape], load_of(options)
+    found |= {"shape": options.shape, "load": dict(zip(("requests", "prompt", "output"), load, strict=True))}
+    found |= {"gateways": options.gateways, "clients": options.clients}
+    with ExitStack() as stack:
+        # First what may not be there.
+        journal, redis_pids = "file", []
+        if options.gateways > 1:
+            programs = options.redis or [program for program in [shutil.which("redis-server")] if program]
+            journal, pid = stack.enter_context(redis(programs))
+            redis_pids = [pid]
+        since_s = time.perf_counter()
+        size = write_random_folder(folder, shape, options.shards)
+        written_s = time.perf_counter() - since_s
+        found["folder"] = {"bytes": size, "shards": options.shards, "written_s": written_s}
+        say(f"{size / 1e9:.2f} GB of weights in {options.shards} shards written in", f"{written_s:.1f} s")
+        found["engine"] = engine_alone(folder, options.device, load, options.rounds)
+        one = stack.enter_context(server(folder, home, options.device, load[0], options.gateways, journal))
+        found["start"], found["journal"] = one.start, journal.partition(":")[0]
+        ready_s, told_s = one.start["ready_s"], one.start["told_s"]
+        say("server: ready after", f"{ready_s:.2f} s from its process's start, by its own clock {told_s:.2f} s")
+        watched = [*filter(_is_ours, server_pids(one.port)), *redis_pids]
+        ids_below = first_special_id(shape)
+        with clients(one, 1, WARM, ids_below) as asking:
+            crowd(asking, 0, watched)
+        rounds = found["rounds"] = []
+        with clients(one, options.clients, load, ids_below) as asking:
+            for number in range(1, options.rounds + 1):
+                rounds.append(crowd(asking, number, watched))
+                tell(rounds[-1], number)
+    found["tokens_per_s"] = median(round_["tokens_per_s"] for round_ in rounds)
+
+
+def load_of(options: argparse.Namespace) -> tuple[int, ...]:
+    given = (options.requests, options.prompt, options.output)
+    return tuple(asked or usual for asked, usual in zip(given, LOADS[options.shape], strict=True))
+
+
+def _is_ours(pid: int) -> bool:
+    usage = usage_of(pid)
+    return usage is not None and usage.title.startswith("headrace: ")
+
+
+def about() -> dict[str, Any]:
+    found: dict[str, Any] = {"python": sys.version.split()[0], "cores": len(os.sched_getaffinity(0))}
+    try:
+        import torch
+
+        found |= {
+            "torch": torch.__version__,
+            "card": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        }
+    except ImportError:
+        pass
+    return found
+
+
+def judge(found: dict[str, Any]) -> bool:
+    share = found["share_of_engine"] = found["tokens_per_s"] / found["engine"]["tokens_per_s"]
+    ready_s, worst = found["start"]["ready_s"], found["rounds"][-1]["itl_s"]["p99"]
+    say("time between pieces over HTTP, p99 of the last round", ms(worst))
+    met = [
+        verdict(not any(round_["num_bad"] for round_ in found["rounds"]), "every stream finished", "all"),
+        verdict(share >= LEAST_SHARE, f"over HTTP {share:.1%} of the engine's output tokens/s", f"{LEAST_SHARE:.0%}"),
+        verdict(ready_s <= MOST_READY_S, f"ready {ready_s:.1f} s after its process started", f"{MOST_READY_S:g} s"),
+    ]
+    return all(met)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="8b", choices=SHAPES)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--redis", action="append", help="a redis-server; given again, the first that runs is taken")
+    parser.add_argument("--gateways", type=int, default=2)
+    parser.add_argument("--clients", type=int, default=6, help="processes that ask")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int)
+    parser.add_argument("--prompt", type=int)
+    parser.add_argument("--output", type=int)
+    parser.add_argument("--shards", type=int, default=4, help="as Llama-3-8B comes in")
+    parser.add_argument("--folder", type=Path, help="where the model goes; a temporary folder if not said")
+    parser.add_argument("--commit", default="")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found: dict[str, Any] = {"commit": options.commit}
+    with tempfile.TemporaryDirectory(prefix="headrace-http-") as scratch:
+        home = Path(scratch, "home")
+        home.mkdir()
+        try:
+            measure(options, options.folder or Path(scratch, "model"), home, found)
+        finally:
+            # Last: asking for a card's name takes memory of it.
+            found |= about()
+            keep(options.json, found)
+    met = judge(found)
+    keep(options.json, found)
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
