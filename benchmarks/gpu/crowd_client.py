@@ -1,8 +1,8 @@
 """One of several processes that are a crowd of clients together: the load tool's own client, told when to begin.
 
 usage: python crowd_client.py URL MODEL REQUESTS PROMPT OUTPUT IDS_BELOW SEED    (the key is in HEADRACE_API_KEY)
-Says `ready`, then for each line `RUN AT_S` on stdin sends all its requests at that moment and answers with one line of
-JSON. Times are of the system's monotonic clock, which all processes share.
+Says `ready`, then for each line `RUN AT_S` on stdin sends all its requests at that moment and answers with the name of
+a file of JSON. Times are of the system's monotonic clock, which all processes share.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import uvloop
@@ -72,7 +73,11 @@ def main(url: str, model: str, requests: str, prompt: str, output: str, ids_belo
     print("ready", flush=True)
     for line in sys.stdin:
         number, at_s = line.split()
-        print(json.dumps(uvloop.run(run(endpoint, plan, asked, int(number), float(at_s)))), flush=True)
+        told = json.dumps(uvloop.run(run(endpoint, plan, asked, int(number), float(at_s))))
+        # By a file: what a pipe holds is less than thousands of times.
+        with NamedTemporaryFile("w", suffix=".json", delete=False) as file:
+            file.write(told)
+        print(file.name, flush=True)
 
 
 if __name__ == "__main__":

@@ -201,6 +201,12 @@ def _answer(process: "subprocess.Popen[str]") -> str:
     return line
 
 
+def _read(file: Path) -> Any:
+    told = json.loads(file.read_text())
+    file.unlink()
+    return told
+
+
 def crowd(asking: list["subprocess.Popen[str]"], number: int, watched: list[int]) -> dict[str, Any]:
     """One round: all at once, until the last has its last token."""
     go_s = time.perf_counter() + 0.5
@@ -210,7 +216,7 @@ def crowd(asking: list["subprocess.Popen[str]"], number: int, watched: list[int]
         process.stdin.flush()
     time.sleep(max(0.0, go_s - time.perf_counter()))
     before, since_s = {pid: _look(pid) for pid in watched}, time.perf_counter()
-    told = [json.loads(_answer(process)) for process in asking]
+    told = [_read(Path(_answer(process).strip())) for process in asking]
     looked_s = time.perf_counter() - since_s
     after = {pid: _look(pid) for pid in watched}
     outcomes = [outcome for each in told for outcome in each["outcomes"]]

@@ -110,24 +110,26 @@ class Decoder:
         self._sines = angles.sin().float().to(device)
 
     def forward(self, step: StepViews, slots: DeviceSlots, inputs: StepInputs) -> Tensor:
-        """Writes the keys and values of all tokens; returns their last states after the last norm [t, hidden]."""
+        """Writes the keys and values of all tokens; returns their last states [t, hidden], after the last norm, which is
+        part of `logits` where one row is alone."""
         space, ops, eps, tokens = self._space, self._ops, self._shape.rms_eps, step.layout.num_tokens
         residual, normed, update = space.residual[:tokens], space.normed[:tokens], space.update[:tokens]
         layers = self._weights.layers
         norms = [layer.input_norm for layer in layers[1:]] + [self._weights.norm]
-        if space.experts is None and ops.fuses(tokens):
+        fused = space.experts is None and ops.fuses(tokens)
+        if fused or self._is_alone(step):
             ids, first = inputs.ids[:tokens], layers[0].input_norm
             ops.start_rows(ids, self._weights.embeddings, first, residual, normed, space.squares)
+        if self._is_alone(step):
+            for index, layer in enumerate(layers):
+                self._pass_one(index, layer, step, slots)
+            return residual
+        if fused:
             for index, layer in enumerate(layers):
                 self._pass_few(index, layer, norms[index], step, slots, inputs)
             ops.rms_norm(residual, self._weights.norm, eps, normed)
             return normed
         torch.index_select(self._weights.embeddings, 0, inputs.ids[:tokens], out=residual)
-        if step.layout.tokens == 0 and tokens == 1 and not ops.row_exact and space.experts is None:
-            for index, layer in enumerate(layers):
-                self._pass_one(index, layer, step, slots)
-            ops.rms_norm(residual, self._weights.norm, eps, normed)
-            return normed
         ops.rms_norm(residual, layers[0].input_norm, eps, normed)
         for index, layer in enumerate(layers):
             self._attend(index, layer, step, slots, inputs)
@@ -136,13 +138,16 @@ class Decoder:
             ops.add_rms_norm(update, residual, norms[index], eps, normed)
         return normed
 
-    def logits(self, step: StepViews, normed: Tensor) -> Tensor:
+    def logits(self, step: StepViews, states: Tensor) -> Tensor:
         """Of the rows that sample: [samples, vocabulary]."""
         count = step.layout.num_samples
-        if step.layout.tokens:
-            normed = torch.index_select(normed, 0, step.places, out=self._space.lasts[:count])
         logits = self._space.logits[:count]
-        self._ops.product(normed, self._weights.head, None, logits)
+        if self._is_alone(step):
+            self._ops.row_product(states, self._weights.head, logits, norm=self._weights.norm, eps=self._shape.rms_eps)
+            return logits
+        if step.layout.tokens:
+            states = torch.index_select(states, 0, step.places, out=self._space.lasts[:count])
+        self._ops.product(states, self._weights.head, None, logits)
         return logits
 
     def logits_of(self, normed: Tensor) -> Tensor:
@@ -150,6 +155,11 @@ class Decoder:
         logits = normed.new_empty(len(normed), len(self._weights.head))
         self._ops.product(normed, self._weights.head, None, logits)
         return logits
+
+    def _is_alone(self, step: StepViews) -> bool:
+        """Whether the step is one decode row, which has products of its own."""
+        is_one = step.layout.tokens == 0 and step.layout.rows == 1
+        return is_one and not self._ops.row_exact and self._space.experts is None
 
     def _attend(self, index: int, layer: LayerWeights, step: StepViews, slots: DeviceSlots, inputs: StepInputs) -> None:
         space, tokens = self._space, step.layout.num_tokens

@@ -108,18 +108,21 @@ class Machine:
         """Tokens that were chosen elsewhere become their slots' last."""
         self.slots.last.index_copy_(0, slots, tokens)
 
-    def rehearse(self, *, capture: bool) -> None:
-        """Run every layout, all of padding, and capture it: afterwards everything is compiled and nothing has changed. The
-        largest come first, so that later ones find their memory taken."""
+    def rehearse(self) -> None:
+        """Run every layout, all of padding: afterwards everything is compiled and nothing has changed. The largest come
+        first, so that later ones find their memory taken."""
         letter = self._lane.letter(self.packet_words)
         for layout in self.choice.all():
-            if layout in self._graphs:
-                continue
             padding_packet(layout, letter.numpy())
             self.send(letter, layout.changes_at)
             self._step(layout)
             self._lane.settle()
-            if capture:
+
+    def capture(self) -> None:
+        """Make a graph of every layout. A machine of the same sizes must have rehearsed."""
+        for layout in self.choice.all():
+            if layout not in self._graphs:
+                self._scratch_for(layout.decodes)
                 self._graphs[layout] = self._lane.capture(lambda layout=layout: self._step(layout))  # type: ignore[misc]
 
     def _step(self, layout: Layout) -> None:

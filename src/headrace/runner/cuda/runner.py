@@ -83,6 +83,8 @@ class CudaRunner:
         self._envelopes: deque[Envelope] = deque()
         self._flights: deque[Flight] = deque()
         self._numbers = np.arange(config.slots)
+        # By a machine of the same sizes, which is all that compiling asks for.
+        self._is_rehearsed = False
         self._gone = "the model is not loaded"
 
     @property
@@ -118,7 +120,9 @@ class CudaRunner:
         """Compile everything, capture the usual graphs; no slot and no block changes."""
         self._check_usable()
         with self._room(), torch.inference_mode(), self._lane.scope():
-            self._machine.rehearse(capture=True)
+            if not self._is_rehearsed:
+                self._machine.rehearse()
+            self._machine.capture()
 
     def launch(self, plan: Plan) -> None:
         self._check_usable()
@@ -196,7 +200,8 @@ class CudaRunner:
         self._load_weights()
         self._place(min(most, _PROBE_BLOCKS))
         with torch.inference_mode(), self._lane.scope():
-            self._machine.rehearse(capture=False)
+            self._machine.rehearse()
+        self._is_rehearsed = True
         # What the libraries took for these steps they keep.
         num_graphs = len(self._machine.choice.all())
         del self._machine, self._pool
