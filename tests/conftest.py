@@ -9,6 +9,8 @@ TESTS = Path(__file__).parent
 # Real models that tests need, fetched once and kept between runs.
 MODELS = TESTS.parent / ".cache" / "models"
 THOROUGH_FACTOR = 10
+# A property of tests that were run twice, with what failed the first time.
+SECOND_CHANCE = "second chance"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,8 +46,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.is_relative_to(TESTS) and item.path.parent != TESTS:
             item.add_marker(item.path.relative_to(TESTS).parts[0])  # a tier is a folder: -m unit
+    # Together and first: so one process starts that server, and the others take the rest.
+    items.sort(key=lambda item: "model_server" not in getattr(item, "fixturenames", ()))
     if config.getoption("--thorough"):
         _multiply_examples(items)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Names the tests that were run a second time because their browser died (tests/browser/chromium.py)."""
+    reports = (report for each in terminalreporter.stats.values() for report in each)
+    properties = {each.nodeid: dict(each.user_properties) for each in reports if isinstance(each, pytest.TestReport)}
+    for name, found in properties.items():
+        if SECOND_CHANCE in found:
+            terminalreporter.write_sep("=", "browser died, test run a second time")
+            terminalreporter.write_line(f"{name}\n{found[SECOND_CHANCE]}")
 
 
 def _multiply_examples(items: list[pytest.Item]) -> None:

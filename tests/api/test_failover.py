@@ -123,11 +123,21 @@ def read_all(
     return [(reading.said, reading.usage, reading.failure, reading.broken) for reading in readings]
 
 
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
+    """What the forty say when nothing happens: the fake's answers follow from the questions, whoever gives them."""
+    home = tmp_path_factory.mktemp("calm")
+    with live_server(home, "--config", str(written(home, CONFIG.format(workers=2)))) as server:
+        calm = read_all(server)
+    assert all(failure is None and broken is None for _, _, failure, broken in calm)
+    return calm
+
+
 @pytest.mark.parametrize(("workers", "blow"), [(2, signal.SIGKILL), (1, signal.SIGKILL), (2, signal.SIGSTOP)])
-def test_forty_streams_do_not_notice_that_their_worker_is_gone(home: Path, workers: int, blow: signal.Signals) -> None:
+def test_forty_streams_do_not_notice_that_their_worker_is_gone(
+    home: Path, truth: list[tuple[Any, ...]], workers: int, blow: signal.Signals
+) -> None:
     with live_server(home, "--config", str(written(home, CONFIG.format(workers=workers)))) as server:
-        truth = read_all(server)
-        assert all(failure is None and broken is None for _, _, failure, broken in truth)
         victim = server.child("worker fake 0")
         assert read_all(server, lambda: os.kill(victim, blow)) == truth
         if blow is signal.SIGSTOP:
@@ -137,10 +147,9 @@ def test_forty_streams_do_not_notice_that_their_worker_is_gone(home: Path, worke
         eventually(lambda: server.figure("headrace_replica_free_blocks") == total, "blocks are left behind")
 
 
-def test_a_request_that_kills_two_workers_fails_alone(home: Path) -> None:
+def test_a_request_that_kills_two_workers_fails_alone(home: Path, truth: list[tuple[Any, ...]]) -> None:
     config = CONFIG.format(workers=2) + f"lethal_id = {LETHAL}\n"
     with live_server(home, "--config", str(written(home, config))) as server:
-        truth = read_all(server)
         before, ends = server.children(), []
 
         def poison() -> None:
@@ -163,17 +172,15 @@ def test_a_request_that_kills_two_workers_fails_alone(home: Path) -> None:
         eventually(lambda: server.figure("headrace_replica_free_blocks") == total, "blocks are left behind")
 
 
-def test_a_draining_worker_hands_its_streams_over(home: Path) -> None:
+def test_a_draining_worker_hands_its_streams_over(home: Path, truth: list[tuple[Any, ...]]) -> None:
     with live_server(home, "--config", str(written(home, CONFIG.format(workers=2)))) as server:
-        truth = read_all(server)
         leaving = server.child("worker fake 0")
         assert read_all(server, lambda: os.kill(leaving, signal.SIGTERM)) == truth
 
 
-def test_what_a_worker_says_after_it_was_given_up_is_not_heard(home: Path) -> None:
+def test_what_a_worker_says_after_it_was_given_up_is_not_heard(home: Path, truth: list[tuple[Any, ...]]) -> None:
     """It stands still until its streams are with the other one, and then goes on as if nothing had been."""
     with live_server(home, "--config", str(written(home, CONFIG.format(workers=2)))) as server:
-        truth = read_all(server)
         zombie = server.child("worker fake 0")
 
         def stand_still() -> None:

@@ -146,10 +146,17 @@ def told(readings: list[Reading]) -> list[Any]:
     return found
 
 
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What all say when nothing happens: the fake's answers follow from the questions, whoever gives them."""
+    home = tmp_path_factory.mktemp("calm")
+    with live_server(home, "--config", str(written(home, CONFIG.format(workers=2, more="")))) as server:
+        return told(read_all(server, "calm"))
+
+
 @pytest.mark.parametrize("workers", [1, 2])
-def test_streams_go_on_after_their_gateway_was_killed(home: Path, workers: int) -> None:
+def test_streams_go_on_after_their_gateway_was_killed(home: Path, truth: list[Any], workers: int) -> None:
     with live_server(home, "--config", str(written(home, CONFIG.format(workers=workers, more="")))) as server:
-        truth = told(read_all(server, "calm"))
         victim = server.child("gateway")
         readings = read_all(server, "wild", lambda: kill(victim))
         assert told(readings) == truth
@@ -163,9 +170,8 @@ def test_streams_go_on_after_their_gateway_was_killed(home: Path, workers: int) 
         eventually(lambda: server.figure("headrace_replica_free_blocks") == total, "blocks are left behind")
 
 
-def test_gateway_and_worker_die_together(home: Path) -> None:
+def test_gateway_and_worker_die_together(home: Path, truth: list[Any]) -> None:
     with live_server(home, "--config", str(written(home, CONFIG.format(workers=2, more="")))) as server:
-        truth = told(read_all(server, "calm"))
         victims = [server.child("gateway"), server.child("worker fake 0")]
         readings = read_all(server, "wild", lambda: kill(*victims))
         assert told(readings) == truth

@@ -35,7 +35,7 @@ def ask(server: LiveServer, agent: Agent[object, Answer], **settings: int) -> tu
     async def run() -> tuple[Answer, list[ModelMessage]]:
         # Its connections belong to a loop, so each has a model of its own.
         async with model_of(server) as model:
-            wanted = ModelSettings(**{**SETTINGS, **settings})  # type: ignore[typeddict-item]
+            wanted = ModelSettings(**{**SETTINGS, **settings})
             result = await agent.run("Which city is sunny?", model=model, model_settings=wanted)
         return result.output, result.all_messages()
 
@@ -63,7 +63,7 @@ def test_an_agent_calls_its_tool_and_goes_on_with_what_it_said(fake_server: Live
     agent = Agent(output_type=ToolOutput(Answer, name="Answer"))
     asked: list[str] = []
 
-    @agent.tool_plain
+    @agent.tool_plain  # type: ignore[untyped-decorator]
     def weather(city: Literal["Paris", "Rome"]) -> str:
         """The weather in a city."""
         asked.append(city)

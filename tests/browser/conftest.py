@@ -1,6 +1,5 @@
-"""Debian's Chromium, a server that imitates the API, and a page that watches itself for errors."""
+"""A browser, a server that imitates the API, and a page that watches itself for errors."""
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, expect, sync_playwright
 
+from tests.browser.chromium import DIED, Chromium, run_with_second_chance
 from tests.browser.imitation import KEY, PATIENCE_S, Imitation, Running
 
 _WATCH_POLICY = "document.addEventListener('securitypolicyviolation', e => console.error('policy: ' + e.blockedURI))"
@@ -63,17 +63,31 @@ class Tab:
         self.fetched.append(request.url)
 
 
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Called for every test of the process; those with a browser are run here."""
+    if "browser" not in getattr(item, "fixturenames", ()):
+        return None
+    run_with_second_chance(item, nextitem)
+    return True
+
+
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def chromium() -> Iterator[Chromium]:
     """Not for the session: while Playwright runs, no other test of the process can run an event loop."""
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.fail("these tests need chromium; on Debian and Ubuntu: apt-get install chromium", pytrace=False)
     expect.set_options(timeout=1000 * PATIENCE_S)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium)
-        yield browser
-        browser.close()
+        chromium = Chromium(playwright)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def browser(chromium: Chromium, request: pytest.FixtureRequest) -> Iterator[Browser]:
+    """The module's browser, or a new one where that has died."""
+    try:
+        yield chromium.running()
+    finally:
+        request.node.stash[DIED] = chromium.is_dead()
 
 
 @pytest.fixture

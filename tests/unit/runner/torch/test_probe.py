@@ -1,5 +1,7 @@
 """The probe: what it allows follows from exactness, not from the clock."""
 
+import functools
+
 import pytest
 
 from headrace.core.errors import InvalidInput
@@ -7,20 +9,24 @@ from headrace.runner.torch import probe
 from headrace.runner.torch.int4 import has_native_kernel
 from headrace.runner.torch.kernels import KERNELS, OneDnnKernel
 from headrace.runner.torch.probe import Choice, choose
+from headrace.weights.shape import ModelShape
 from tests.unit.runner.torch.model_rig import model
 
-SHAPE = model("llama3")[1].shape
+
+@functools.cache
+def shape() -> ModelShape:
+    return model("llama3")[1].shape
 
 
 def test_every_dtype_asked_for_is_given_or_explained() -> None:
     for dtype in ("fp32", "int8", "int4"):
-        made = choose(SHAPE, dtype)
+        made = choose(shape(), dtype)
         assert made.recipe.dtype == dtype or made.reasons
         assert made.recipe.ladder[-1][0] >= 1 << 20
 
 
 def test_int8_is_row_exact_wherever_attention_is() -> None:
-    made = choose(SHAPE, "int8")
+    made = choose(shape(), "int8")
     assert made.row_exact
     assert {"onednn", "wide", "fp32"} <= {figure.name for figure in made.figures}
 
@@ -31,7 +37,7 @@ def test_a_kernel_that_is_wrong_once_is_not_used(monkeypatch: pytest.MonkeyPatch
             return super().multiply(rows).clamp_(-1e6, 1e6)
 
     monkeypatch.setitem(KERNELS, "onednn", Saturating)
-    made = choose(SHAPE, "int8")
+    made = choose(shape(), "int8")
     assert "onednn" not in {name for _, name in made.recipe.ladder}
     assert any("onednn" in reason for reason in made.reasons)
 
@@ -41,12 +47,12 @@ def test_without_any_fast_kernel_the_wide_one_serves(monkeypatch: pytest.MonkeyP
         raise RuntimeError("no such engine")
 
     monkeypatch.setitem(KERNELS, "onednn", missing)
-    assert choose(SHAPE, "int8").recipe.ladder == ((1 << 30, "wide"),)
+    assert choose(shape(), "int8").recipe.ladder == ((1 << 30, "wide"),)
 
 
 def test_int4_without_its_kernel_is_served_as_int8(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_measure_int4", lambda *_: None)
-    made = choose(SHAPE, "int4")
+    made = choose(shape(), "int4")
     assert made.recipe.dtype == "int8" and any("int4 is served as int8" in reason for reason in made.reasons)
 
 
@@ -55,15 +61,15 @@ FEW_BITS = "int4" if has_native_kernel() else "int8"
 
 @pytest.mark.parametrize(("bits", "chosen"), [(5.8, FEW_BITS), (8.5, "int8"), (16.0, "int8")])
 def test_auto_follows_what_the_file_holds_and_not_the_clock(bits: float, chosen: str) -> None:
-    made: Choice = choose(SHAPE, stored_bits=bits)
+    made: Choice = choose(shape(), stored_bits=bits)
     assert made.recipe.dtype == chosen and made.reasons[-1].startswith(f"auto: {chosen}")
 
 
 def test_auto_without_the_4_bit_kernel_is_int8(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_measure_int4", lambda *_: None)
-    assert choose(SHAPE, stored_bits=4.5).recipe.dtype == "int8"
+    assert choose(shape(), stored_bits=4.5).recipe.dtype == "int8"
 
 
 def test_an_unknown_dtype_is_refused() -> None:
     with pytest.raises(InvalidInput, match="dtype must be one of auto, fp32, int8, int4"):
-        choose(SHAPE, "bf16")
+        choose(shape(), "bf16")

@@ -1,10 +1,11 @@
 """The default model: the same logits as transformers on the same weights, and the same bits however it runs."""
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from headrace.runner.torch.packing import Recipe
 from headrace.weights.checkpoint import open_checkpoint
@@ -20,9 +21,17 @@ def checkpoint(smollm2_path: Path) -> TensorCheckpoint:
     return TensorCheckpoint(opened.shape, tensors)
 
 
+@pytest.fixture(scope="module")
+def desks(checkpoint: TensorCheckpoint) -> Callable[[str], Desk]:
+    """A desk per dtype, packed when it is first wanted: who is done leaves it empty."""
+    return functools.cache(lambda dtype: Desk(checkpoint, Recipe(dtype, LADDER), slots=8, blocks=64))
+
+
 def test_fp32_logits_are_those_of_transformers(checkpoint: TensorCheckpoint) -> None:
+    import transformers  # here: it takes as long to import as everything else together
+
     shape = checkpoint.shape
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         hidden_size=shape.hidden_size,
         intermediate_size=shape.intermediate_size,
         num_hidden_layers=shape.num_layers,
@@ -34,7 +43,7 @@ def test_fp32_logits_are_those_of_transformers(checkpoint: TensorCheckpoint) -> 
         rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
         tie_word_embeddings=True,
     )
-    network = LlamaForCausalLM(config).eval()  # type: ignore[no-untyped-call]
+    network = transformers.LlamaForCausalLM(config).eval()
     state = {**checkpoint.state, "lm_head.weight": checkpoint.state["model.embed_tokens.weight"]}
     network.load_state_dict(state)
     desk = Desk(checkpoint, Recipe("fp32"), slots=2, blocks=32)
@@ -46,10 +55,10 @@ def test_fp32_logits_are_those_of_transformers(checkpoint: TensorCheckpoint) -> 
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "int8", "int4"])
-def test_a_short_prompt_gives_the_bits_it_gives_inside_a_longer_chunk(checkpoint: TensorCheckpoint, dtype: str) -> None:
+def test_a_short_prompt_gives_the_bits_it_gives_inside_a_longer_chunk(desks: Callable[[str], Desk], dtype: str) -> None:
     """Three queries share a key head here: eleven tokens are one query more than a kernel's block of 32."""
-    desk = Desk(checkpoint, Recipe(dtype, LADDER), slots=2, blocks=32)
-    for length in (10, 11, 12, 21, 43):
+    desk = desks(dtype)
+    for length in (10, 11, 21, 43):
         desk.begin(0, PROMPT[:length])
         desk.generate(0, 1)
         desk.begin(1, PROMPT[:length])
@@ -62,8 +71,8 @@ def test_a_short_prompt_gives_the_bits_it_gives_inside_a_longer_chunk(checkpoint
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
-def test_quantised_rows_are_exact(checkpoint: TensorCheckpoint, dtype: str) -> None:
-    desk = Desk(checkpoint, Recipe(dtype, LADDER), slots=8, blocks=64)
+def test_quantised_rows_are_exact(desks: Callable[[str], Desk], dtype: str) -> None:
+    desk = desks(dtype)
     desk.begin(0, PROMPT)
     desk.generate(0, 3)
     for slot in range(1, 8):
@@ -74,3 +83,5 @@ def test_quantised_rows_are_exact(checkpoint: TensorCheckpoint, dtype: str) -> N
     desk.advance({1: 1, 2: 1, 3: 1, 6: 9})
     desk.advance({1: 1, 7: 5})
     assert same_bits(desk.logits[1], desk.logits[0])
+    for slot in range(8):
+        desk.end(slot)
