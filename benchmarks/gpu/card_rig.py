@@ -139,17 +139,26 @@ def engine_config(family: Family, **changes: Any) -> EngineConfig:
 
 
 def open_runner(
-    family: Family, config: EngineConfig, device: torch.device, *, graphs: bool = False, exact: bool = False
+    family: Family,
+    config: EngineConfig,
+    device: torch.device,
+    *,
+    graphs: bool = False,
+    exact: bool = False,
+    fp8: bool = False,
+    plain: bool = False,
 ) -> CudaRunner:
-    """Under poison: what is nobody's is NaN."""
+    """Under poison: what is nobody's is NaN. `plain`: over the kernels' reference, on the same device."""
     shape, lane, ops = family.checkpoint.shape, HostLane(), ReferenceOps()
     if device.type == "cuda":
         from headrace.runner.cuda.exact_ops import ExactOps
         from headrace.runner.cuda.triton_ops import TritonOps
 
         lane = CudaLane()  # type: ignore[assignment]
-        ops = (ExactOps if exact else TritonOps)(shape, config.slots, lane.device)  # type: ignore[assignment]
-    runner = CudaRunner(config, shape, from_checkpoint(family.checkpoint), ops, lane, poison=True, keep_logits=True)
+        if not plain:
+            ops = (ExactOps if exact else TritonOps)(shape, config.slots, lane.device)  # type: ignore[assignment]
+    source = from_checkpoint(family.checkpoint)
+    runner = CudaRunner(config, shape, source, ops, lane, fp8=fp8, poison=True, keep_logits=True)
     runner.load()
     if graphs:
         runner.warm_up()

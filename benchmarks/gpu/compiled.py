@@ -22,11 +22,20 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from headrace.runner.cuda.kernels import decode_attention, exact_product, prefill_attention, turned_attention
+from headrace.runner.cuda.kernels import (
+    activation,
+    decode_attention,
+    eights,
+    exact_product,
+    norms,
+    prefill_attention,
+    row_product,
+    turned_attention,
+)
 
 # Most shared memory of a program by compute capability: A100, graphics cards before Blackwell, H200.
 SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
-HALF, WIDE, WORD, INT, FLOAT = "*bf16", "*fp32", "*i32", "i32", "fp32"
+HALF, WIDE, WORD, INT, FLOAT, EIGHT = "*bf16", "*fp32", "*i32", "i32", "fp32", "*fp8e4nv"
 _PAGES = {"keys": HALF, "values": HALF, "tables": WORD, "slots": WORD, "scale": FLOAT, "table_stride": INT}
 _STRETCHES = {
     "lengths": WORD,
@@ -62,7 +71,7 @@ def prefill(card: int, dim: int, group: int) -> Any:
     return build(prefill_attention._prefill, types, constants, card, config.num_warps, config.num_stages)
 
 
-def decode(card: int, dim: int, group: int, rows: int, *, turned: bool) -> Any:
+def decode(card: int, dim: int, group: int, rows: int, *, turned: bool, scaled: bool = False) -> Any:
     config = decode_attention.decode_config(rows, 8, 8192)
     few = triton.next_power_of_2(group)
     types = _PAGES | _STRETCHES | {"out": HALF, "out_stride": INT}
@@ -79,8 +88,9 @@ def decode(card: int, dim: int, group: int, rows: int, *, turned: bool) -> Any:
             "k_norm": HALF,
             "eps": FLOAT,
             "qkv_stride": INT,
+            "row_factors": WIDE,
         }
-        constants |= {"normed": True, "ahead": config.ahead, "early": card >= 90}
+        constants |= {"normed": True, "scaled": scaled, "ahead": config.ahead, "early": card >= 90}
     else:
         types |= {"q": HALF, "q_stride": INT}
     return build(kernel, types, constants, card, config.num_warps, config.num_stages)
@@ -93,6 +103,36 @@ def product(card: int, height: int) -> Any:
     constants = {"height": height, "width": 4096, "biased": False, "tall": config.rows, "wide": config.lines}
     constants |= {"span": config.span, "together": config.together}
     return build(exact_product._product, types, constants, card, config.num_warps, config.num_stages)
+
+
+def in_eights(card: int) -> Iterator[tuple[str, Any]]:
+    """Kernels that leave rows in eight bits or read matrices of them, for the 8B shape and an odd one."""
+    early = {"early": card >= 90}
+    factors = {"row_factors": WIDE, "out_factors": WIDE, "out": EIGHT, "out_stride": INT}
+    for width in (4096, 576):
+        padded = triton.next_power_of_2(width)
+        sizes, warps = {"width": width, "padded": padded} | early, min(16, max(1, padded // 512))
+        types = factors | {"x": HALF, "residual": HALF, "weight": HALF, "eps": FLOAT}
+        types |= {"x_stride": INT, "residual_stride": INT}
+        constants = sizes | {"add": True, "scaled": True, "eights": True}
+        yield f"add+norm in eights {width}", build(norms._norm, types, constants, card, warps, 3)
+        types = {"rows": HALF, "out": EIGHT, "out_factors": WIDE, "row_stride": INT, "out_stride": INT}
+        yield f"quantise {width}", build(eights._quantise, types, sizes, card, warps, 3)
+        types = {"rows": HALF, "row_factors": WIDE, "bias": HALF, "row_stride": INT}
+        yield f"rescale {width}", build(eights._rescale, types, sizes, card, warps, 3)
+    for width in (14336, 1536):
+        padded = triton.next_power_of_2(width)
+        types = factors | {"gate_up": HALF, "gate_stride": INT}
+        sizes, warps = {"width": width, "padded": padded} | early, min(32, max(1, padded // 512))
+        yield f"silu*mul in eights {width}", build(activation._silu_mul_eights, types, sizes, card, warps, 3)
+    types = {"row": HALF, "norm": HALF, "weight": EIGHT, "bias": HALF, "out": HALF, "matrix_scale": WIDE, "eps": FLOAT}
+    for height, width, gated in ((6144, 4096, False), (14336, 4096, True), (4096, 14336, False), (960, 576, False)):
+        config = row_product.row_config(height, width, gated=gated)
+        constants = {"width": width, "height": height, "lines": config.lines, "span": config.span, "normed": True}
+        constants |= {"biased": False, "adds": False, "gated": gated, "scaled": True} | early
+        found = build(row_product._row_product, types, constants, card, config.num_warps, 3)
+        yield f"row product in eights {height} x {width}", found
+    yield "turned 128, with factors", decode(card, 128, 4, 64, turned=True, scaled=True)
 
 
 def tool(name: str, binary: bytes, *options: str) -> str:
@@ -139,6 +179,8 @@ def checks(cards: list[int]) -> Iterator[dict[str, Any]]:
             yield needs(f"prefill 128, {group} heads to a key", card, prefill(card, 128, group))
         for height in (1024, 8192, 32768):
             yield needs(f"exact product to {height}", card, product(card, height))
+        if card >= 89:
+            yield from (needs(name, card, kernel) for name, kernel in in_eights(card))
         if card >= 90:
             yield from (loops(card, dim) for dim in (64, 128))
 

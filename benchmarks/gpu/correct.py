@@ -19,16 +19,17 @@ from typing import Any
 
 import torch
 from card_rig import FAMILIES, Family, make_family
-from correct_logits import check_exact_bits, check_logits
+from correct_logits import check_exact_bits, check_fp8, check_logits
 from correct_rows import check_failing, check_prompt_scores, check_sampling, look_at_bits, look_at_products
 from correct_streams import check_exact, check_streams
 
-SECTIONS = ("logits", "streams", "exact", "sampling", "failing", "bits")
+SECTIONS = ("logits", "fp8", "streams", "exact", "sampling", "failing", "bits")
 
 
 def run_sections(family: Family, device: torch.device, only: set[str], *, quick: bool) -> list[dict[str, Any]]:
     sections: dict[str, list[Callable[[], list[dict[str, Any]]]]] = {
         "logits": [lambda: check_logits(family, device, quick=quick)],
+        "fp8": [] if family.checkpoint.shape.experts else [lambda: check_fp8(family, device, quick=quick)],
         "streams": [lambda: check_streams(family, device, quick=quick)],
         "exact": [
             lambda: check_logits(family, device, quick=quick, exact=True),

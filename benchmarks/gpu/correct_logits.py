@@ -30,6 +30,40 @@ def check_logits(family: Family, device: torch.device, *, quick: bool, exact: bo
     return rows
 
 
+def check_fp8(family: Family, device: torch.device, *, quick: bool) -> list[dict[str, Any]]:
+    """In eight bits, each on the tokens it said itself: ours may be as much further from float32 than the kernels' plain
+    reference as bf16 may be than transformers."""
+    config = engine_config(family)
+    ours = play(Desk(open_runner(family, config, device, graphs=True, fp8=True)), quick=quick)
+    theirs = play(Desk(open_runner(family, config, device, fp8=True, plain=True)), quick=True)
+    rows = []
+    for scene in ours:
+        (rms, peak), (peer_rms, peer_peak) = (_distance(family, traces[scene]) for traces in (ours, theirs))
+        rows.append(
+            {
+                "check": f"{family.name}: {scene}, fp8 against its plain reference",
+                "ok": rms <= TOLERANCE * peer_rms and peak <= 2 * TOLERANCE * peer_peak,
+                "error_rms": rms,
+                "error_rms_of_reference": peer_rms,
+                "error_max": peak,
+                "error_max_of_reference": peer_peak,
+            }
+        )
+    return rows
+
+
+def _distance(family: Family, traces: list[Trace]) -> tuple[float, float]:
+    """Of all logits from float32, relative to their size: root mean square and maximum."""
+    square, size, most, largest = 0.0, 0.0, 0.0, 0.0
+    for trace in traces:
+        exact, _ = family.truth(trace.prompt + trace.tokens[:-1], len(trace.tokens))
+        error = (torch.stack(trace.logits).float() - exact).double()
+        square += float(error.square().sum())
+        size += float(exact.double().square().sum())
+        most, largest = max(most, float(error.abs().max())), max(largest, float(exact.abs().max()))
+    return (square / size) ** 0.5, most / largest
+
+
 def play(desk: Desk, *, quick: bool) -> dict[str, list[Trace]]:
     lengths, chunks = (LENGTHS[:7], CHUNKS[:3]) if quick else (LENGTHS, CHUNKS)
     return {

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
+from eight_checks import eight_checks
 from expert_checks import expert_checks
 from kernel_rig import BLOCK_SIZE, Pages, offsets_of, relative_error, tiles_of
 
@@ -45,6 +46,7 @@ def all_checks(seed: int) -> Iterator[Outcome]:
     yield from fused_checks(chance)
     yield from sampling_checks()
     yield from expert_checks()
+    yield from eight_checks()
 
 
 def decode_check(lengths: list[int], heads: int, kv_heads: int, dim: int, config: DecodeConfig) -> float:

@@ -1,8 +1,10 @@
 """Output tokens per second of the engine on a CUDA card: the GPU table of PERFORMANCE, with random weights, no network.
 
 usage: python benchmarks/gpu/throughput.py [--shapes 0.6b,8b,135m] [--loads mixed256,batch64,batch256,single,ttft] [--json PATH]
+       python benchmarks/gpu/throughput.py --dtype fp8 --shapes 8b --loads single,batch64
 The engine and the runner are the real ones; weights are random, decoding is greedy, nobody ends early. Prints where each
-step's time went: the device's own time, and the host's for planning, launching, waiting and handing out.
+step's time went: the device's own time, and the host's for planning, launching, waiting and handing out. With fp8 every
+load runs in bf16 first, and the ratio is printed.
 """
 
 from __future__ import annotations
@@ -91,7 +93,7 @@ class Watched(TimedRunner):
 
 
 def open_runner(
-    shape: ModelShape, say: Any, exact: bool = False, context: int = _CONTEXT
+    shape: ModelShape, say: Any, exact: bool = False, context: int = _CONTEXT, *, fp8: bool = False
 ) -> tuple[CudaRunner, EngineConfig, float]:
     since_s = time.perf_counter()
     context = min(context, shape.context_len)
@@ -107,7 +109,7 @@ def open_runner(
     )
     lane = CudaLane()
     ops = (ExactOps if exact else TritonOps)(shape, _SLOTS, lane.device)
-    runner = CudaRunner(config, shape, random_weights(), ops, lane)
+    runner = CudaRunner(config, shape, random_weights(), ops, lane, fp8=fp8)
     runner.fit()
     for line in runner.notes:
         say(f"  {line}")
@@ -199,12 +201,49 @@ def trace(name: str, load: Load, runner: CudaRunner, config: EngineConfig, say: 
         say(f"  {sum(times) / 1e3:9.2f} ms {len(times):7d} x {statistics.mean(times):8.1f} us  {kernel}")
 
 
+def run_shape(name: str, options: argparse.Namespace, dtype: str, say: Any) -> list[dict[str, Any]]:
+    say(f"{name}, {dtype}: {SHAPES[name]}")
+    runner, config, ready_s = open_runner(SHAPES[name], say, options.deterministic, fp8=dtype == "fp8")
+    rows = [{"shape": name, "load": "start", "ready_s": ready_s, "profile": to_builtins(config.profile)}]
+    # A small load first: the engine's own first steps are slow.
+    measure(name, Load("warm", 8, (64, 64), (16, 16)), runner, config)
+    for load in filter(None, options.loads.split(",")):
+        if load == "ttft":
+            rows += first_tokens(name, runner, config, say)
+            continue
+        rows.append(measure(name, NAMED[load], runner, config))
+        say(compare(rows[-1]))
+    for load in filter(None, options.profile.split(",")):
+        trace(name, NAMED[load], runner, config, say)
+    runner.close()
+    del runner
+    gc.unfreeze()
+    gc.collect()
+    torch.cuda.empty_cache()
+    return [row | {"dtype": dtype} for row in rows]
+
+
+def say_ratios(rows: list[dict[str, Any]], say: Any) -> None:
+    """Of each load in fp8 to the same in bf16: tokens, and the device's time of a decode step."""
+    found = {(row["shape"], row["load"], row["dtype"]): row for row in rows if "tokens_per_s" in row}
+    for (shape, load, dtype), row in found.items():
+        if dtype == "fp8":
+            peer = found[shape, load, "bf16"]
+            row["ratio_to_bf16"] = row["tokens_per_s"] / peer["tokens_per_s"]
+            row["decode_ratio_to_bf16"] = peer["decode_step_ms"] / row["decode_step_ms"]
+            say(
+                f"{shape:5s} {load:9s} fp8 {row['ratio_to_bf16']:.2f}x bf16; a decode step"
+                f" {row['decode_ratio_to_bf16']:.2f}x: {peer['decode_step_ms']:.3f} -> {row['decode_step_ms']:.3f} ms"
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", default="0.6b,8b,135m")
     parser.add_argument("--loads", default="mixed256,batch64,batch256,single,ttft")
     parser.add_argument("--profile", default="", help="loads to trace by kernel, shortened")
     parser.add_argument("--deterministic", action="store_true", help="row-exact")
+    parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp8"))
     parser.add_argument("--commit", default="")
     parser.add_argument("--json", default="")
     options = parser.parse_args()
@@ -220,27 +259,9 @@ def main() -> None:
         print(line, flush=True)
 
     for name in options.shapes.split(","):
-        say(f"{name}: {SHAPES[name]}")
-        runner, config, ready_s = open_runner(SHAPES[name], say, options.deterministic)
-        report["rows"].append(
-            {"shape": name, "load": "start", "ready_s": ready_s, "profile": to_builtins(config.profile)}
-        )
-        # A small load first: the engine's own first steps are slow.
-        measure(name, Load("warm", 8, (64, 64), (16, 16)), runner, config)
-        for load in filter(None, options.loads.split(",")):
-            if load == "ttft":
-                report["rows"] += first_tokens(name, runner, config, say)
-                continue
-            row = measure(name, NAMED[load], runner, config)
-            say(compare(row))
-            report["rows"].append(row)
-        for load in filter(None, options.profile.split(",")):
-            trace(name, NAMED[load], runner, config, say)
-        runner.close()
-        del runner
-        gc.unfreeze()
-        gc.collect()
-        torch.cuda.empty_cache()
+        for dtype in ("bf16", "fp8") if options.dtype == "fp8" else ("bf16",):
+            report["rows"] += run_shape(name, options, dtype, say)
+        say_ratios([row for row in report["rows"] if row["shape"] == name], say)
         if options.json:
             Path(options.json).write_text(json.dumps(report, indent=1))
 

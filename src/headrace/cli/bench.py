@@ -125,7 +125,7 @@ def engine(
     ] = None,
     model: Annotated[str, typer.Option("--model", "-m", help="A pulled model, a .gguf file or a folder.")] = "default",
     device: Annotated[str, typer.Option(help="auto, cuda or cpu; auto takes a CUDA card that can be used.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, fp32, int8 or int4; on a card bf16.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, fp32, int8 or int4; on a card bf16 or fp8.")] = "auto",
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="On a card: the same bits alone and in any company, more slowly.")
     ] = False,

@@ -52,6 +52,7 @@ def _machine() -> dict[str, Any]:
         "memory": f"{total / 2**30:.1f} GiB, {free_memory_bytes() / 2**30:.1f} GiB free to this process",
         "disk": f"{shutil.disk_usage(_existing(data_folder())).free / 2**30:.1f} GiB free for models",
         "gpu": _gpu(),
+        "nvml": _nvml(),
     }
 
 
@@ -119,7 +120,18 @@ def _gpu() -> str:
         return f"none that can be used: {look.words}; models run on the CPU"
     cards = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     more = f"; {len(cards)} cards: {', '.join(cards)}" if len(cards) > 1 else ""
-    return f"models run on it in bf16: {look.words}{more}"
+    return f"models run on it in bf16{'' if look.no_fp8 else ' or fp8'}: {look.words}{more}"
+
+
+def _nvml() -> list[str] | str:
+    """What the driver says of every card; workers watch theirs through it."""
+    from headrace.core.errors import NotFound
+    from headrace.worker.nvml import all_devices, words
+
+    try:
+        return [words(device.read()) for device in all_devices()] or "no card"
+    except NotFound as error:
+        return f"cards are not watched: {error.message}"
 
 
 def processor_name() -> str:

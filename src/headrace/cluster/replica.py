@@ -17,6 +17,7 @@ from headrace.core.messages import (
     Attach,
     AttachPart,
     Beat,
+    DeviceHealth,
     Drain,
     Frame,
     FromGateway,
@@ -81,6 +82,7 @@ class Replica:
         self.step_age_s = 0.0
         self.progress = 0.0
         self.note = ""
+        self.device: DeviceHealth | None = None
         self.epoch = 0
         self.on_change: Callable[[Replica], None] = lambda _: None
         self.on_service: Callable[[Replica, dict[str, float]], None] = lambda _, __: None
@@ -166,6 +168,7 @@ class Replica:
         self.step_age_s = beat.step_age_s
         self.progress, self.note = beat.progress, beat.note
         self.load = beat.load
+        self.device = beat.device
         self._see(beat.card, beat.state)
         if beat.service:
             self.on_service(self, beat.service)
@@ -189,6 +192,7 @@ class Replica:
             return
         self._connection = None
         self.load = _NO_LOAD
+        self.device = None
         self._untold.clear()
         keys, self._live = list(self._live), {}
         if self.state is not WorkerState.FAILED:

@@ -19,6 +19,7 @@ HeadraceError
 ├── TimedOut                  504  queued or running past its limit
 ├── RowFailed                 500  one row of a step failed; the others did not
 ├── WorkerKilled              500  worker after worker died of this request
+├── OutOfRoom                 500  a step found no memory on the device, which goes on with smaller ones
 └── RunnerFailed              500  the device or its process is gone
     └── MemoryCorrupted       500  a KV cell was read unwritten, read freed, or written twice
 """
@@ -131,6 +132,11 @@ class RowFailed(HeadraceError):
 
 class WorkerKilled(HeadraceError):
     code = "worker_killed"
+
+
+class OutOfRoom(HeadraceError):
+    code = "out_of_room"
+    retryable = True
 
 
 class RunnerFailed(HeadraceError):

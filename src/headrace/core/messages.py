@@ -287,11 +287,25 @@ class Frame(Struct, frozen=True, tag="frame"):
         return np.frombuffer(self.counters, "<i4").reshape(-1, NUM_COUNTERS)
 
 
+class DeviceHealth(Struct, frozen=True):
+    """What an accelerator says of itself; None where it does not tell. `ecc_uncorrected` counts memory errors that could
+    not be corrected since its driver was loaded. `fault` says why nothing more should run on it; empty: nothing is wrong."""
+
+    name: str
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    ecc_uncorrected: int | None = None
+    fault: str = ""
+
+
 class Beat(Struct, frozen=True, tag="beat"):
     """Twice a second at least, and at once when the state changes, from a thread that no step can hold up.
 
     `step_age_s` is how long the oldest step in flight has run, 0 when none has. `service` is what each tenant was
     given since the last beat, in device-seconds; one gateway hears of it and tells the other replicas. `progress` (0 to 1) and `note` are for a person who waits.
+    `device` is as it was some seconds ago; None where there is no accelerator, or nothing that could ask it.
     """
 
     state: WorkerState
@@ -301,6 +315,7 @@ class Beat(Struct, frozen=True, tag="beat"):
     service: dict[str, float] = {}
     progress: float = 0.0
     note: str = ""
+    device: DeviceHealth | None = None
 
 
 FromWorker = Welcome | Frame | Beat

@@ -101,14 +101,16 @@ class RowStatus:
     OUT_OF_RANGE = 2
     MASK = 3
     FAILED = 4
+    OUT_OF_ROOM = 5
 
-    NAMES = ("ok", "not_finite", "out_of_range", "mask", "failed")
+    NAMES = ("ok", "not_finite", "out_of_range", "mask", "failed", "out_of_room")
     WORDS = (
         "",
         "the model's scores are not finite",
         "the model gave an id outside its vocabulary",
         "no token may come next: the reply's grammar and the other limits on its tokens allow none together",
         "its row of the step failed",
+        "the device has not enough memory left for even its smallest step",
     )
 
 

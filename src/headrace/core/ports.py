@@ -20,6 +20,10 @@ class Runner(Protocol):
     `collect()` waits for the oldest launched plan and returns its result. At most `depth` plans are
     in flight. A row that fails is reported in `statuses`; only a failure of the whole device raises
     (RunnerFailed), after which the runner is unusable.
+
+    `launch` may also raise OutOfRoom: there is no memory for a step of that size. What the plan freed, started and grew
+    is done then, none of its rows is, and it is not in flight; plans before it are, and the runner goes on. `sample`
+    never does: it takes fewer rows at a time, and a row that finds no room alone fails alone.
     """
 
     @property

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from headrace.core.config import EngineConfig, TenantConfig, check_engine
-from headrace.core.errors import InvalidInput, NotFound
+from headrace.core.errors import InvalidInput, NotFound, OutOfRoom
 from headrace.core.event import Counter, Counters, EngineLoad, Outcome, StepFrame
 from headrace.core.plan import Masks, Plan, StepResult
 from headrace.core.ports import MaskSource, Runner
@@ -122,10 +122,9 @@ class Engine:
         """Plan and launch one step if the pipeline has room. False when full or nothing can run."""
         if len(self._flights) >= self._runner.depth or self._unsampled is not None:
             return False
-        flight = self._scheduler.schedule(now_s)
+        flight = self._launch(now_s)
         if flight is None:
             return False
-        self._runner.launch(flight.plan)
         self._flights.append(flight)
         if not len(flight.plan.masked_rows):
             self._runner.sample(flight.plan.step, None)
@@ -133,6 +132,21 @@ class Engine:
             self._unsampled = flight
             self._sample_if_known()
         return True
+
+    def _launch(self, now_s: float) -> Flight | None:
+        """The next step, or a smaller one where the device has no memory for it: at once, or when the step that runs has
+        given its own back."""
+        while (flight := self._scheduler.schedule(now_s)) is not None:
+            try:
+                self._runner.launch(flight.plan)
+            except OutOfRoom:
+                self._scheduler.refuse(flight, now_s, is_alone=not self._flights)
+                if self._flights:
+                    return None
+                continue
+            self._scheduler.commit(flight, now_s)
+            return flight
+        return None
 
     def wait(self) -> None:
         """Wait for the oldest plan, so that `end` can be told when it was done."""
@@ -234,6 +248,11 @@ class Engine:
     @property
     def num_preemptions(self) -> int:
         return self._state.num_preemptions
+
+    @property
+    def num_refused_plans(self) -> int:
+        """Plans that the device found no memory for; their rows went into smaller ones."""
+        return self._scheduler.room.num_refused
 
     @property
     def num_guaranteed_preemptions(self) -> int:

@@ -92,7 +92,8 @@ class Applier:
                     self._refund(sequence, flight.charge_s(row))
             elif not sound[row]:
                 status = int(result.statuses[row]) or RowStatus.OUT_OF_RANGE
-                status = min(status, RowStatus.FAILED)
+                if status >= len(RowStatus.NAMES):
+                    status = RowStatus.FAILED
                 state.end(sequence, Outcome.FAILED, RowStatus.NAMES[status], now_s, RowStatus.WORDS[status])
             elif flight.plan.samples[row]:
                 token = int(result.tokens[row])

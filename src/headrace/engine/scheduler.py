@@ -1,17 +1,20 @@
 """Plans steps: which slots compute how many tokens. No tensor, no clock, no chance: state and time in, plan out.
 
 Every step: decode rows first, all of them; then prefill chunks of running and newly admitted sequences
-in order of service, as far as the step's time allows. There is no prefill mode and no decode mode.
+in order of service, as far as the step's time allows. There is no prefill mode and no decode mode. A plan counts when
+its launch is committed; one that was refused leaves nothing to take back but who was given slots and blocks for it.
 """
 
 import numpy as np
 
-from headrace.core.plan import BoolArray, IntArray, Plan, Work, measure_work
+from headrace.core.event import Outcome
+from headrace.core.plan import BoolArray, IntArray, Plan, RowStatus, Work, measure_work
 from headrace.engine.allotment import Allotment
 from headrace.engine.budget import StepBudget, longest_step_s, parts_target_s, step_target_s
 from headrace.engine.draft import Chunk, DecodeRows, Draft, Flight, Growth, SlotArray, Tariff
 from headrace.engine.line import Lane
 from headrace.engine.memory import Memory
+from headrace.engine.room import StepRoom
 from headrace.engine.sequence import Sequence
 from headrace.engine.slots import every, some
 from headrace.engine.state import State
@@ -24,6 +27,7 @@ class Scheduler:
         self._state = state
         self._memory = Memory(state)
         self._allotment = Allotment(state, self._memory)
+        self.room = StepRoom(max(state.config.max_step_tokens, state.config.slots))
         self._step = 0
         self._last_s: float | None = None
         self._last_served: list[Lane] = []
@@ -37,7 +41,7 @@ class Scheduler:
         self._summands = np.ones(state.config.slots)
 
     def schedule(self, now_s: float) -> Flight | None:
-        """The next step, or None when no row can run."""
+        """The next step, or None when no row can run. It is for the caller to launch, and then to `commit` or `refuse`."""
         state = self._state
         self._pass_time(now_s)
         state.expire(now_s)
@@ -54,6 +58,22 @@ class Scheduler:
         if not len(decode.slots) and not draft.chunks:
             return None
         return self._assemble(decode, draft)
+
+    def commit(self, flight: Flight, now_s: float) -> None:
+        """The rows are launched: charge them and count their tokens; ends by length are known now."""
+        self._step += 1
+        self.room.launched()
+        self._charge(flight)
+        self._count(flight, now_s)
+
+    def refuse(self, flight: Flight, now_s: float, *, is_alone: bool) -> None:
+        """The device found no memory for these rows: they wait in their slots for smaller steps. The one row of the
+        smallest step ends if nothing else was in flight: it would never fit."""
+        if not self.room.refused(int(flight.plan.counts.sum())) and is_alone:
+            self.room.restore()
+            status = RowStatus.OUT_OF_ROOM
+            words = RowStatus.WORDS[status]
+            self._state.end(flight.sequences[0], Outcome.FAILED, RowStatus.NAMES[status], now_s, words)
 
     def _pass_time(self, now_s: float) -> None:
         """Tell the line and starved prefills what the time since the last plan was."""
@@ -109,15 +129,20 @@ class Scheduler:
             self._grown.append(Growth(sequence, block, sequence.begun_in))
 
     def _in_turn(self, rows: DecodeRows) -> DecodeRows:
-        """Where even the decode rows alone would pass the longest step, take turns."""
-        model = self._state.model
-        left_s = longest_step_s(model, self._state.config.max_step_s) - model.c0_s
-        if model.c_out_s * len(rows.slots) + model.c_kv_s * rows.kv_tokens <= left_s or len(rows.slots) < 2:
+        """Where even the decode rows alone would pass the longest step, or find no memory, take turns."""
+        state = self._state
+        model = state.model
+        left_s = longest_step_s(model, state.config.max_step_s) - model.c0_s
+        room = len(rows.slots)
+        if self.room.is_short:
+            room = self.room.rows(is_awaited=bool(state.prefilling or state.line.count))
+        fits = model.c_out_s * len(rows.slots) + model.c_kv_s * rows.kv_tokens <= left_s
+        if (fits and len(rows.slots) <= room) or len(rows.slots) < 2:
             return rows
         turn = -(self._step * 7919) % len(rows.slots)
         slots = np.roll(rows.slots, turn)
         costs = np.cumsum(model.c_out_s + model.c_kv_s * (np.roll(rows.starts, turn) + 1))
-        most = max(1, int(np.searchsorted(costs, left_s, side="right")))
+        most = min(room, max(1, int(np.searchsorted(costs, left_s, side="right"))))
         return self._rows_of(np.sort(slots[:most]))
 
     def _rows_of(self, slots: SlotArray) -> DecodeRows:
@@ -134,7 +159,7 @@ class Scheduler:
         longest_s = longest_step_s(model, config.max_step_s)
         target_s = step_target_s(model, itl_s, state.ttft_targets.shortest_s(now_s), longest_s)
         limit_s = longest_s if rows else float("inf")
-        tokens = config.max_step_tokens - rows
+        tokens = min(config.max_step_tokens, self.room.tokens) - rows
         parts_s = parts_target_s(decode_s, rows)
         return StepBudget(model, target_s, decode_s, tokens, config.block_size, limit_s, parts_s)
 
@@ -165,10 +190,10 @@ class Scheduler:
             predicted_s=state.model.predict(work),
             budget_s=draft.budget.target_s,
         )
-        flight = self._charged(plan, decode, slots, chunks)
-        self._step += 1
-        self._commit(flight, draft.now_s)
-        return flight
+        rows = list(enumerate(chunks, len(decode.slots)))
+        samples_all = not chunks or every(samples)
+        table, tariff = state.table, self._tariff(plan.predicted_s)
+        return Flight(plan, slots, table.sequences[slots], table.generation[slots], rows, samples_all, tariff)
 
     def _rows(self, decode: DecodeRows, chunks: list[Chunk]) -> tuple[SlotArray, IntArray, IntArray, BoolArray, Work]:
         """Slots, starts, counts and who samples: decode rows first, then chunks."""
@@ -190,26 +215,24 @@ class Scheduler:
             return _NONE
         return np.flatnonzero(table.masked[slots] & samples).astype(np.int32)
 
-    def _charged(self, plan: Plan, decode: DecodeRows, slots: SlotArray, chunks: list[Chunk]) -> Flight:
+    def _charge(self, flight: Flight) -> None:
         """Charge every row's tenant for its part of the predicted step, recomputation excepted."""
-        state = self._state
-        table = state.table
-        tenants = state.tenants
-        num_decode = len(decode.slots)
-        tariff = self._tariff(plan.predicted_s)
+        table, tenants = self._state.table, self._state.tenants
+        tariff, slots, chunks = flight.tariff, flight.slots, flight.chunks
         if tenants.num_active == 1:
-            seconds = num_decode * tariff.row_s + tariff.position_s * (decode.kv_tokens - num_decode)
-            for chunk in chunks:
+            num_decode = len(slots) - len(chunks)
+            positions = flight.plan.work.kv_tokens - num_decode
+            for _, chunk in chunks:
+                positions -= chunk.start + chunk.count
+            seconds = num_decode * tariff.row_s + tariff.position_s * positions
+            for _, chunk in chunks:
                 seconds += tariff.chunk_s(chunk)
             tenants.charge_one(int(table.tenant[slots[0]]), seconds)
         else:
-            charges = plan.starts * tariff.position_s + tariff.row_s
-            for row, chunk in enumerate(chunks, num_decode):
+            charges = flight.plan.starts * tariff.position_s + tariff.row_s
+            for row, chunk in chunks:
                 charges[row] = tariff.chunk_s(chunk)
             tenants.charge(table.tenant[slots], charges)
-        rows = list(enumerate(chunks, num_decode))
-        samples_all = not chunks or every(plan.samples)
-        return Flight(plan, slots, table.sequences[slots], table.generation[slots], rows, samples_all, tariff)
 
     def _tariff(self, predicted_s: float) -> Tariff:
         model = self._state.model
@@ -217,8 +240,7 @@ class Scheduler:
         scale = predicted_s / marginal_s if marginal_s > 0.0 else 0.0
         return Tariff((model.c_out_s + model.c_kv_s) * scale, model.c_kv_s * scale, scale)
 
-    def _commit(self, flight: Flight, now_s: float) -> None:
-        """The rows are launched: count their tokens; ends by length are known now."""
+    def _count(self, flight: Flight, now_s: float) -> None:
         state = self._state
         table = state.table
         plan = flight.plan

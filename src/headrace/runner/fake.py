@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.config import CostProfile, EngineConfig
-from headrace.core.errors import InvalidInput, RunnerFailed
+from headrace.core.errors import InvalidInput, OutOfRoom, RunnerFailed
 from headrace.core.plan import IntArray, Masks, Plan, RowStatus, SlotStart, StepResult, measure_work
 from headrace.core.ports import Clock
 from headrace.runner.cells import LUCK, CellArray, IndexArray, mix
@@ -167,6 +167,8 @@ class FakeRunner:
         flight = _Flight(plan, cost_s, ready_s, slots, ends, 0 not in plan.samples.tobytes())
         for start in plan.begun:
             self._begin(start)
+        if self.faults is not None:
+            self._find_room(self.faults, flight)
         if self._num_failed:
             live = np.flatnonzero(self._failed[slots] == RowStatus.OK)
             flight.live = live if len(live) < len(slots) else None
@@ -232,9 +234,24 @@ class FakeRunner:
             self._failed[slot] = RowStatus.OK
             self._num_failed -= 1
 
-    def _compute(self, device: Device, flight: _Flight) -> None:
+    def _find_room(self, faults: Faults, flight: _Flight) -> None:
+        """Before any row is computed; what the plan frees, starts and grows is done all the same."""
+        plan = flight.plan
+        if faults.lacks_room(plan.step, int(plan.counts.sum()), self._numbers[flight.slots]):
+            if self._device is not None:
+                self._update(self._device, plan)
+            raise OutOfRoom(f"the device has no memory for a step of {int(plan.counts.sum())} tokens")
+
+    def _update(self, device: Device, plan: Plan) -> None:
         try:
-            device.update(flight.plan)
+            device.update(plan)
+        except RunnerFailed as error:
+            self._gone = error.message
+            raise
+
+    def _compute(self, device: Device, flight: _Flight) -> None:
+        self._update(device, flight.plan)
+        try:
             if len(flight.slots) and (flight.live is None or len(flight.live)):
                 flight.cells = device.compute(flight.plan, flight.slots, flight.ends, flight.live)
         except RunnerFailed as error:

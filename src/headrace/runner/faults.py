@@ -1,4 +1,4 @@
-"""What goes wrong on purpose: slow steps, bad rows, hangs and deaths, by name or by seeded chance.
+"""What goes wrong on purpose: slow steps, bad rows, too little memory, hangs and deaths, by name or by seeded chance.
 
 Decides only; the fake runner acts on it. Given the same seed and the same plans, the same faults.
 """
@@ -19,7 +19,7 @@ RANGE = "range"
 
 
 class FaultRates(Struct, frozen=True):
-    """Chances per row (fail, nan, range) and per step (slow, hang, death)."""
+    """Chances per row (fail, nan, range), per step (slow, hang, death) and per launch (room)."""
 
     fail: float = 0.0
     nan: float = 0.0
@@ -28,6 +28,7 @@ class FaultRates(Struct, frozen=True):
     slow_s: float = 0.1
     hang: float = 0.0
     death: float = 0.0
+    room: float = 0.0
 
 
 class Faults:
@@ -39,6 +40,8 @@ class Faults:
         self._slow: list[tuple[Callable[[int], bool], float]] = []
         self._deaths: dict[int, str] = {}
         self._rows: dict[int, list[tuple[str, int | None]]] = {}
+        self._most_tokens: list[tuple[Callable[[int], bool], int]] = []
+        self._huge: set[int] = set()
         # A prompt with this id is the device's death.
         self._lethal_id = lethal_id
 
@@ -55,6 +58,15 @@ class Faults:
         """The device is gone `at` the launch or the collection of `step`."""
         assert at in ("launch", "collect"), at
         self._deaths[step] = at
+
+    def run_out(self, steps: int | Callable[[int], bool], most_tokens: int) -> None:
+        """A step, or every step that satisfies a predicate, has memory for `most_tokens` tokens only."""
+        matches = (lambda step: step == steps) if isinstance(steps, int) else steps
+        self._most_tokens.append((matches, most_tokens))
+
+    def outgrow(self, number: int) -> None:
+        """No step that has a row of this sequence finds memory."""
+        self._huge.add(number)
 
     def fail_row(self, number: int, *, at: int | None = None) -> None:
         """`at`: output index of the token that fails; None: the sequence's next row, of any kind."""
@@ -76,6 +88,12 @@ class Faults:
         """Whether the device dies of one of these."""
         lethal = self._lethal_id
         return lethal is not None and any(lethal in start.ids[: start.num_prompt] for start in begun)
+
+    def lacks_room(self, step: int, tokens: int, numbers: IndexArray) -> bool:
+        """Whether a launch of so many tokens of these sequences finds no memory."""
+        if any(tokens > most for matches, most in self._most_tokens if matches(step)):
+            return True
+        return not self._huge.isdisjoint(numbers.tolist()) or self._chance(self.rates.room)
 
     def extra_s(self, step: int) -> float:
         extra = sum(extra for matches, extra in self._slow if matches(step))

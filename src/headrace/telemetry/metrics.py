@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from headrace.core.event import EngineLoad
+from headrace.core.messages import DeviceHealth
 from headrace.core.stages import Stage
 from headrace.telemetry.histogram import HistogramFamily
 
@@ -52,6 +53,9 @@ class ReplicaView(Protocol):
 
     @property
     def load(self) -> EngineLoad: ...
+
+    @property
+    def device(self) -> DeviceHealth | None: ...
 
 
 def _zero() -> float:
@@ -162,6 +166,7 @@ class Metrics:
         process.add_metric((str(self._index),), 1.0)
         yield process
         yield from self._collect_replicas()
+        yield from self._collect_cards()
 
     def _collect_replicas(self) -> Iterator[Metric]:
         labels = ("model", "replica")
@@ -185,6 +190,34 @@ class Metrics:
             for gauge, value in zip(gauges.values(), values, strict=True):
                 gauge.add_metric((replica.model, replica.name), value)
         yield from gauges.values()
+
+    def _collect_cards(self) -> Iterator[Metric]:
+        """What is not told has no series."""
+        labels = ("model", "replica")
+        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
+            name: GaugeMetricFamily(f"headrace_card_{name}", text, labels=labels)
+            for name, text in (
+                ("healthy", "Whether the replica's card can go on being used"),
+                ("memory_used_bytes", "Memory of the card that is taken, by whatever process"),
+                ("memory_total_bytes", "Memory of the card"),
+                ("temperature_celsius", "Of the card"),
+                ("power_watts", "That the card draws"),
+            )
+        }
+        families["ecc"] = CounterMetricFamily(
+            "headrace_card_ecc_uncorrected", "Memory errors that could not be corrected since the driver's start", labels=labels
+        )  # fmt: skip
+        for replica in self._replicas():
+            health = replica.device
+            if health is None:
+                continue
+            values = (
+                float(not health.fault), health.memory_used_bytes, health.memory_total_bytes, health.temperature_c, health.power_w, health.ecc_uncorrected,
+            )  # fmt: skip
+            for family, value in zip(families.values(), values, strict=True):
+                if value is not None:
+                    family.add_metric((replica.model, replica.name), value)
+        yield from families.values()
 
 
 _STATUS_CLASSES = {1: "1xx", 2: "2xx", 3: "3xx", 4: "4xx", 5: "5xx"}

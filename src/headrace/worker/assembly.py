@@ -51,7 +51,8 @@ class ModelRunner(Runner, Protocol):
 
 @dataclass(slots=True)
 class LoadedModel:
-    """`notes` say in words what was decided, `scenes` what to time it by."""
+    """`notes` say in words what was decided, `scenes` what to time it by. `device_id` is the card's own, where it is on
+    one."""
 
     runner: ModelRunner
     config: EngineConfig
@@ -60,6 +61,7 @@ class LoadedModel:
     dtype: str
     notes: tuple[str, ...]
     scenes: Scenes
+    device_id: str = ""
 
 
 def load_model(checkpoint: Checkpoint, settings: LoadSettings, progress: Progress | None = None) -> LoadedModel:
@@ -119,7 +121,8 @@ def _load_on_card(
     lane = CudaLane(settings.card % torch.cuda.device_count())
     shape = checkpoint.shape
     ops = (ExactOps if settings.deterministic else TritonOps)(shape, config.slots, lane.device)
-    runner = CudaRunner(config, shape, from_checkpoint(checkpoint, progress), ops, lane, digest=checkpoint.digest)
+    source, dtype = from_checkpoint(checkpoint, progress), "fp8" if settings.dtype == "fp8" else "bf16"
+    runner = CudaRunner(config, shape, source, ops, lane, fp8=dtype == "fp8", digest=checkpoint.digest)
     try:
         memory = runner.fit()
         runner.warm_up()
@@ -127,8 +130,9 @@ def _load_on_card(
         runner.close()
         raise
     exact = "rows are exact: alone or in any batch, the same bits" if ops.row_exact else "rows may differ in last bits"
-    notes = (f"bf16 on {card}; {exact}", *runner.notes, f"{runner.num_graphs} graphs of steps")
-    return LoadedModel(runner, runner.config, memory, "cuda", "bf16", notes, CARD_SCENES)
+    notes = (f"{dtype} on {card}; {exact}", *runner.notes, f"{runner.num_graphs} graphs of steps")
+    device_id = f"GPU-{torch.cuda.get_device_properties(lane.device).uuid}"
+    return LoadedModel(runner, runner.config, memory, "cuda", dtype, notes, CARD_SCENES, device_id)
 
 
 def stored_bits(checkpoint: Checkpoint) -> float:

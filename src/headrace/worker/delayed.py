@@ -41,8 +41,9 @@ class DelayedRunner:
         decoding = [slot for slot, start in rows if start >= self._fresh.get(slot, start + 1)]
         for slot in decoding:
             del self._fresh[slot]
-        self._delays.append((self._prefill_s if plan.begun else 0.0) + (self._decode_s if decoding else 0.0))
+        # First: a plan that finds no memory is not collected.
         self._runner.launch(plan)
+        self._delays.append((self._prefill_s if plan.begun else 0.0) + (self._decode_s if decoding else 0.0))
 
     def sample(self, step: int, masks: Masks | None) -> None:
         self._runner.sample(step, masks)

@@ -15,14 +15,16 @@ from msgspec.structs import replace
 
 from headrace.core.clock import SystemClock
 from headrace.core.errors import HeadraceError
-from headrace.core.messages import Drain, Frame, FromGateway, WorkerCard, WorkerState
+from headrace.core.messages import DeviceHealth, Drain, Frame, FromGateway, WorkerCard, WorkerState
 from headrace.core.ports import Clock, Listener, Network, Runner
 from headrace.engine.loop import Engine
 from headrace.worker.delayed import DelayedRunner, is_delayed
+from headrace.worker.device_watch import DeviceWatch, FindDevice
 from headrace.worker.inbox import Inbox, Order
 from headrace.worker.lifecycle import Lifecycle
 from headrace.worker.links import Links
 from headrace.worker.mounting import Mount, MountedModel
+from headrace.worker.nvml import find_device
 from headrace.worker.orphans import ORPHAN_S
 from headrace.worker.outbox import DEFAULT_BYTES
 from headrace.worker.probe import golden_probe
@@ -39,6 +41,8 @@ EXIT_HUNG = 70
 _LOOKS_PER_BEAT = 2
 # For gateways to take the last frames before the links close.
 _FAREWELL_S = 1.0
+# For what runs on a device that should not be used any more.
+_FAULT_GRACE_S = 30.0
 
 
 class _ToldToLeave(Exception):
@@ -58,9 +62,10 @@ class WorkerHost:
         orphan_s: float = ORPHAN_S,
         inject: Mapping[str, float] | None = None,
         die: Callable[[int], None] = os._exit,
+        find: FindDevice = find_device,
     ) -> None:
         """`orphan_s`: how long what a lost gateway had waits for another. `die` ends the process at once, whatever its
-        threads do: a hung step cannot be broken off."""
+        threads do: a hung step cannot be broken off. `find` opens what can be asked of a device by its id."""
         self._mount = mount
         self._network = network
         self._address = address
@@ -68,6 +73,7 @@ class WorkerHost:
         self._orphan_s = orphan_s
         self._inject = dict(inject or {})
         self._die = die
+        self._find = find
         self.lifecycle = Lifecycle(card)
         self._inbox = Inbox()
         self._links = Links(self.lifecycle, self._inbox, self._clock, max_outbox_bytes)
@@ -173,9 +179,10 @@ class WorkerHost:
     # The engine's thread
 
     def _work(self) -> int:
-        mounted = None
+        mounted = device = None
         try:
             mounted = self._load()
+            device = self._watch_device(mounted.device_id)
             self._prepare(mounted).run()
         except _ToldToLeave:
             log.info("%s: told to leave before it was ready", self.lifecycle.card.name)
@@ -185,6 +192,8 @@ class WorkerHost:
             log.exception("%s failed", self.lifecycle.card.name)
             return self._fail(f"{type(error).__name__}: {error}")
         finally:
+            if device is not None:
+                device.stop()
             if mounted is not None:
                 mounted.close()
         self.lifecycle.enter(WorkerState.GONE, "done")
@@ -207,6 +216,25 @@ class WorkerHost:
             eos_ids=config.eos_ids,
         )
         return mounted
+
+    def _watch_device(self, device_id: str) -> DeviceWatch | None:
+        if not device_id:
+            return None
+        try:
+            device = self._find(device_id)
+        except HeadraceError as error:
+            log.warning("%s: its device is not watched: %s", self.lifecycle.card.name, error.message)
+            return None
+        watch = DeviceWatch(device, self._hear_device)
+        watch.start()
+        return watch
+
+    def _hear_device(self, health: DeviceHealth) -> None:
+        """In the watch's thread. One that is faulty is left: what it has is finished, or moves."""
+        self.lifecycle.device = health
+        if health.fault and not self.lifecycle.is_leaving:
+            log.error("%s: %s; leaving", self.lifecycle.card.name, health.fault)
+            self.drain(_FAULT_GRACE_S)
 
     def _prepare(self, mounted: MountedModel) -> TurnLoop:
         runner, config = mounted.runner, mounted.config

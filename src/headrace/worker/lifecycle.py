@@ -1,13 +1,14 @@
 """A worker's life as others see it: its state, how far it is, what it is and how loaded.
 
-Written by the engine's thread, read by the one that sends heartbeats; each field is replaced whole.
+Written by the engine's thread, and by the one that asks the device how it is; read by the one that sends heartbeats.
+Each field is replaced whole.
 """
 
 from collections import deque
 from collections.abc import Callable
 
 from headrace.core.event import EngineLoad
-from headrace.core.messages import Beat, WorkerCard, WorkerState
+from headrace.core.messages import Beat, DeviceHealth, WorkerCard, WorkerState
 
 _ORDER = tuple(WorkerState)
 NO_LOAD = EngineLoad(0.0, 0.0, 0, 0, 0, 0, 0, 0)
@@ -20,6 +21,7 @@ class Lifecycle:
         self.progress = 0.0
         self.note = ""
         self.load = NO_LOAD
+        self.device: DeviceHealth | None = None
         # Asked to stop: what can be broken off, is.
         self.is_leaving = False
         self._service: deque[dict[str, float]] = deque()
@@ -57,4 +59,4 @@ class Lifecycle:
         return service
 
     def beat(self, step_age_s: float, service: dict[str, float]) -> Beat:
-        return Beat(self.state, self.card, self.load, step_age_s, service, self.progress, self.note)
+        return Beat(self.state, self.card, self.load, step_age_s, service, self.progress, self.note, self.device)

@@ -24,7 +24,8 @@ Report = Callable[[float, str], None]
 
 
 class MountedModel:
-    """`is_measured`: the configuration's profile is the truth, and no steps need be timed; else `scenes` say which."""
+    """`is_measured`: the configuration's profile is the truth, and no steps need be timed; else `scenes` say which.
+    `device_id` names the accelerator as its driver does; empty where it runs on none."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class MountedModel:
         dtype: str = "",
         is_measured: bool = False,
         scenes: Scenes = SCENES,
+        device_id: str = "",
     ) -> None:
         self.runner = runner
         self.config = config
@@ -46,6 +48,7 @@ class MountedModel:
         self.dtype = dtype
         self.is_measured = is_measured
         self.scenes = scenes
+        self.device_id = device_id
         self.closing = ExitStack()
         self.closing.callback(runner.close)
         if matchers is not None:
@@ -124,6 +127,7 @@ def mount_torch(
             fingerprint=loaded.runner.fingerprint,
             dtype=loaded.dtype,
             scenes=loaded.scenes,
+            device_id=loaded.device_id,
         )
     except BaseException:
         checkpoint.close()

@@ -3,12 +3,16 @@
 Owns the bound: max(2 s, 4 x predicted). What is done about a hung step is not known here.
 """
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 
+from headrace.core.errors import OutOfRoom
 from headrace.core.plan import Masks, Plan, StepResult
 from headrace.core.ports import Clock, Runner
 from headrace.worker.vigil import Vigil
+
+log = logging.getLogger("headrace.worker")
 
 LOOK_S = 0.25
 _LEAST_S = 2.0
@@ -43,7 +47,14 @@ class WatchedRunner:
         self._in_flight.append((plan.step, plan.predicted_s))
         if len(self._in_flight) == 1:
             self._begin_oldest()
-        self._runner.launch(plan)
+        try:
+            self._runner.launch(plan)
+        except OutOfRoom as error:
+            log.warning("step %d is tried again in smaller ones: %s", plan.step, error.message)
+            self._in_flight.pop()
+            if not self._in_flight:
+                self.oldest = None
+            raise
 
     def sample(self, step: int, masks: Masks | None) -> None:
         self._runner.sample(step, masks)

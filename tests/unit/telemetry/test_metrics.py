@@ -3,6 +3,7 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.core.event import EngineLoad
+from headrace.core.messages import DeviceHealth
 from headrace.core.stages import Stage
 from headrace.telemetry.histogram import HistogramFamily
 from headrace.telemetry.metrics import Metrics, Sample
@@ -49,6 +50,7 @@ def test_gauges_are_read_when_asked_for() -> None:
     class View:
         name, model, is_ready = "m-0", "m", True
         load = EngineLoad(1.5, 2.5, 3, 4, 5, 6, 7, 8)
+        device = None
 
     metrics = Metrics()
     metrics.watch_replicas(lambda: [View()])
@@ -61,3 +63,21 @@ def test_gauges_are_read_when_asked_for() -> None:
     assert found["headrace_loop_lag_seconds"] == {(): 0.125}
     assert found["headrace_loop_lag_sampled_seconds_sum"] == {(): 0.5}
     assert found["headrace_open_streams"] == {(): 3.0}
+
+
+def test_a_card_has_a_series_for_each_figure_that_it_tells() -> None:
+    class View:
+        name, model, is_ready = "m-0", "m", True
+        load = EngineLoad(1.5, 2.5, 3, 4, 5, 6, 7, 8)
+        device = DeviceHealth("X", 3, 80, 41.0, None, 2, fault="X must be reset")
+
+    metrics = Metrics()
+    metrics.watch_replicas(lambda: [View()])
+    found = {name: series for name, series in read(metrics).items() if name.startswith("headrace_card")}
+    assert found == {
+        "headrace_card_healthy": {("m", "m-0"): 0.0},
+        "headrace_card_memory_used_bytes": {("m", "m-0"): 3.0},
+        "headrace_card_memory_total_bytes": {("m", "m-0"): 80.0},
+        "headrace_card_temperature_celsius": {("m", "m-0"): 41.0},
+        "headrace_card_ecc_uncorrected_total": {("m", "m-0"): 2.0},
+    }

@@ -4,6 +4,7 @@ import pytest
 
 from headrace.engine.loop import Engine
 from headrace.runner.fake import FakeRunner
+from headrace.runner.faults import Faults
 from headrace.worker.vigil import Vigil
 from headrace.worker.watchdog import Watchdog, WatchedRunner
 from tests.builders import TestClock, engine_config, request
@@ -62,3 +63,17 @@ def test_a_vigil_counts_only_what_it_saw() -> None:
     assert [vigil.look(now_s) for now_s in (0.0, 0.25, 10.0, 10.1, 9.0)] == pytest.approx([0.0, 0.25, 0.75, 0.85, 0.85])
     vigil.restart()
     assert vigil.look(9.25) == 0.25
+
+
+def test_a_step_without_room_is_not_watched_and_the_one_before_it_is() -> None:
+    config, clock, faults = engine_config(), TestClock(), Faults()
+    watched = WatchedRunner(FakeRunner(config, depth=2, clock=clock, faults=faults), clock)
+    engine = Engine(config, watched)
+    engine.submit(request("a", 8, 8), 0.0)
+    faults.run_out(lambda step: step == 1, 0)
+    begun = [engine.begin(0.0), engine.begin(0.0)]
+    assert begun == [True, False] and watched.age_s(0.5) == 0.5
+    clock.time_s = 1.0
+    engine.end(1.0)
+    assert not engine.begin(1.0) and watched.oldest is None
+    assert engine.take_events(1.0).ended[0].reason == "out_of_room"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def profile(
     model: Annotated[str, typer.Argument(help="A pulled model's name, a .gguf file, a folder, or NAME=one of these.")],
     device: Annotated[str, typer.Option(help="auto, cuda or cpu; auto takes a CUDA card that can be used.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, fp32, int8 or int4; on a card bf16.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, fp32, int8 or int4; on a card bf16 or fp8.")] = "auto",
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="On a card: the same bits alone and in any company, more slowly.")
     ] = False,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headrace.runner.cuda.device_slots import DeviceSlots, StepInputs
 from headrace.runner.cuda.expert_space import ExpertSpace
+from headrace.runner.cuda.fp8_space import EightSpace, padded_rows
 from headrace.runner.cuda.kv_pool import KvPool
 from headrace.runner.cuda.layout import Layout
 from headrace.runner.cuda.ops import Ops
@@ -53,27 +54,37 @@ class StepViews:
 
 
 class Workspace:
-    """Activations of the largest step and logits of the most rows that may sample."""
+    """Activations of the largest step and logits of the most rows that may sample. What products of rows in eight bits give
+    has room for rows of padding."""
 
     def __init__(
-        self, shape: ModelShape, max_tokens: int, max_samples: int, device: torch.device, dtype: torch.dtype
+        self,
+        shape: ModelShape,
+        max_tokens: int,
+        max_samples: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        fp8: bool = False,
     ) -> None:
         def make(*dims: int) -> Tensor:
             return torch.zeros(dims, device=device, dtype=dtype)
 
         hidden, heads = shape.hidden_size, shape.num_heads
+        given = padded_rows(max_tokens) if fp8 else max_tokens
         self.residual = make(max_tokens, hidden)
         self.normed = make(max_tokens, hidden)
-        self.update = make(max_tokens, hidden)
-        self.qkv = make(max_tokens, (heads + 2 * shape.num_kv_heads) * shape.head_dim)
+        self.update = make(given, hidden)
+        self.qkv = make(given, (heads + 2 * shape.num_kv_heads) * shape.head_dim)
         self.queries = make(max_tokens, heads, shape.head_dim)
         self.attended = make(max_tokens, heads, shape.head_dim)
         dense = shape.intermediate_size if shape.num_dense_layers else 0
-        self.gate_up = make(max_tokens, 2 * dense)
+        self.gate_up = make(given, 2 * dense)
         self.inner = make(max_tokens, dense)
         self.lasts = make(max_samples, hidden)
         self.logits = make(max_samples, shape.vocab_size)
         self.squares = Squares.make(hidden, max_tokens, device)
+        self.eights = EightSpace.make(shape, max_tokens, device) if fp8 else None
         self.experts: ExpertSpace | None = None
         if shape.experts is not None:
             self.experts = ExpertSpace.make(shape.experts, hidden, max_tokens, device, dtype)
@@ -82,6 +93,7 @@ class Workspace:
     def size_bytes(self) -> int:
         tensors = (value for value in vars(self).values() if isinstance(value, Tensor))
         size = sum(tensor.numel() * tensor.element_size() for tensor in (*tensors, self.squares.sums))
+        size += 0 if self.eights is None else self.eights.size_bytes
         return size if self.experts is None else size + self.experts.size_bytes
 
 
@@ -167,14 +179,29 @@ class Decoder:
         self._look(index, layer, step, slots, inputs)
         self._ops.product(space.attended[:tokens].view(tokens, -1), layer.out, layer.out_bias, space.update[:tokens])
 
-    def _look(self, index: int, layer: LayerWeights, step: StepViews, slots: DeviceSlots, inputs: StepInputs) -> None:
-        """Attention alone: from `qkv` to `attended`."""
+    def _look(
+        self,
+        index: int,
+        layer: LayerWeights,
+        step: StepViews,
+        slots: DeviceSlots,
+        inputs: StepInputs,
+        row_factors: Tensor | None = None,
+    ) -> None:
+        """Attention alone: from `qkv`, times its rows' factors where they have some, to `attended`."""
         if step.layout.tokens or not self._ops.turns(step.layout.num_tokens):
-            self._attend_mixed(index, layer, step, slots, inputs)
+            self._attend_mixed(index, layer, step, slots, inputs, row_factors)
         else:
-            self._attend_rows(index, layer, step, slots)
+            self._attend_rows(index, layer, step, slots, row_factors)
 
-    def _attend_rows(self, index: int, layer: LayerWeights, step: StepViews, slots: DeviceSlots) -> None:
+    def _attend_rows(
+        self,
+        index: int,
+        layer: LayerWeights,
+        step: StepViews,
+        slots: DeviceSlots,
+        row_factors: Tensor | None = None,
+    ) -> None:
         """Every row is one token, its sequence's last."""
         space, tokens = self._space, step.layout.num_tokens
         self._ops.turned_attention(
@@ -192,10 +219,17 @@ class Decoder:
             slots.lengths,
             self._scale,
             step.scratch,
+            row_factors=row_factors,
         )
 
     def _attend_mixed(
-        self, index: int, layer: LayerWeights, step: StepViews, slots: DeviceSlots, inputs: StepInputs
+        self,
+        index: int,
+        layer: LayerWeights,
+        step: StepViews,
+        slots: DeviceSlots,
+        inputs: StepInputs,
+        row_factors: Tensor | None = None,
     ) -> None:
         space, ops, tokens, decodes = self._space, self._ops, step.layout.num_tokens, step.layout.decodes
         keys, values = self._pool.keys[index], self._pool.values[index]
@@ -212,6 +246,7 @@ class Decoder:
             queries,
             keys,
             values,
+            row_factors=row_factors,
         )
         if decodes:
             ops.decode_attention(

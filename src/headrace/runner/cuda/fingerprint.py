@@ -15,20 +15,25 @@ _SOURCES = (
     "exact_ops.py",
     "products.py",
     "decoder.py",
+    "fp8_decoder.py",
+    "fp8_weights.py",
     "expert_space.py",
     "buckets.py",
     "layout.py",
 )
 
 
-def fingerprint(digest: Mapping[str, str], dtype: torch.dtype, ops: str, device: torch.device) -> str:
+def fingerprint(
+    digest: Mapping[str, str], dtype: torch.dtype, ops: str, device: torch.device, *, fp8: bool = False
+) -> str:
+    """`dtype` is that of activations; `fp8`: matrices have eight bits."""
     parts = (
         sorted(digest.items()),
         (str(dtype), ops, kernels_version()),
-        (device.type, device_kind(device)),
+        (device.type, device_kind(device), "fp8" if fp8 else ""),
         (str(torch.__version__), torch.version.cuda or "", compiler_version(), platform.machine()),
     )
-    name = str(dtype).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
+    name = "fp8" if fp8 else str(dtype).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
     return f"{device.type}-{name}-{hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]}"
 
 

@@ -14,6 +14,7 @@ from headrace.core.config import EngineConfig
 from headrace.runner.cuda.buckets import bucket_for, row_buckets
 from headrace.runner.cuda.decoder import Decoder, StepViews, Workspace
 from headrace.runner.cuda.device_slots import DeviceSlots, StepInputs
+from headrace.runner.cuda.fp8_decoder import Fp8Decoder
 from headrace.runner.cuda.kv_pool import KvPool
 from headrace.runner.cuda.lane import Lane
 from headrace.runner.cuda.layout import Layout, LayoutChoice
@@ -49,7 +50,9 @@ class Machine:
         device = lane.device
         self.choice = LayoutChoice(config.slots, len(space.residual), ops.tile_rows)
         self.slots = DeviceSlots(words, device)
-        self.decoder = Decoder(shape, weights, pool, ops, space, config.context_len)
+        self.decoder = (Decoder if space.eights is None else Fp8Decoder)(
+            shape, weights, pool, ops, space, config.context_len
+        )
         self.space = space
         self._ops = ops
         self._lane = lane

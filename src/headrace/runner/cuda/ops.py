@@ -34,9 +34,33 @@ class Ops(Protocol):
     def product(self, rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, /) -> None:
         """`out` [rows, height] = `rows` [rows, width] times `weight` [height, width], plus `bias` [height]."""
 
-    def rms_norm(self, rows: Tensor, weight: Tensor, eps: float, out: Tensor, /) -> None: ...
+    def scaled_product(self, rows: Tensor, weight: Tensor, unit: Tensor, scale: Tensor, out: Tensor, /) -> None:
+        """`out` [rows, height] = `rows` [rows, width] times `weight` [height, width], both in eight bits, times `unit` and
+        `scale` [1]. Rows are a multiple of 16."""
 
-    def add_rms_norm(self, rows: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor, /) -> None:
+    def quantise(self, rows: Tensor, out: Tensor, out_factors: Tensor, /) -> None:
+        """`out` in eight bits, times `out_factors` [rows], is `rows`. Wherever an operation has `row_factors`, its rows are
+        first multiplied with them; where it has `out_factors`, its `out` is in eight bits and has these factors."""
+
+    def rescale(self, rows: Tensor, row_factors: Tensor, bias: Tensor, /) -> None:
+        """`rows` become themselves times their factor, plus `bias`."""
+
+    def rms_norm(
+        self, rows: Tensor, weight: Tensor, eps: float, out: Tensor, /, *, out_factors: Tensor | None = None
+    ) -> None: ...
+
+    def add_rms_norm(
+        self,
+        rows: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+        out: Tensor,
+        /,
+        *,
+        row_factors: Tensor | None = None,
+        out_factors: Tensor | None = None,
+    ) -> None:
         """`residual` += rows, then out = RMSNorm(residual)."""
 
     def rotary_write(
@@ -53,10 +77,21 @@ class Ops(Protocol):
         keys: Tensor,
         values: Tensor,
         /,
+        *,
+        row_factors: Tensor | None = None,
     ) -> None:
         """Norm (where given) and turn queries [t, heads, dim] and keys; write keys and values into their cells."""
 
-    def silu_mul(self, gate_up: Tensor, out: Tensor, /) -> None: ...
+    def silu_mul(
+        self,
+        gate_up: Tensor,
+        out: Tensor,
+        /,
+        *,
+        row_factors: Tensor | None = None,
+        out_factors: Tensor | None = None,
+    ) -> None:
+        """With both factors or with none."""
 
     def experts(
         self,
@@ -115,6 +150,8 @@ class Ops(Protocol):
         scale: float,
         scratch: Any,
         /,
+        *,
+        row_factors: Tensor | None = None,
     ) -> None:
         """`rotary_write` and `decode_attention` of rows that are one token each, the last of its slot."""
 
@@ -130,9 +167,11 @@ class Ops(Protocol):
         bias: Tensor | None = None,
         adds: bool = False,
         gated: bool = False,
+        scale: Tensor | None = None,
     ) -> None:
         """One row [1, width] after its norm times `weight` [height, width], plus bias, plus what `out` held (`adds`); or
-        the gate (`gated`), whose weight has the gates' lines first and then as many others."""
+        the gate (`gated`), whose weight has the gates' lines first and then as many others. `scale` [1] is that of a
+        weight in eight bits."""
 
     def fuses(self, rows: int) -> bool:
         """Whether so many tokens go through the four operations that follow, or through products, norms and gates

@@ -12,16 +12,19 @@ from headrace.core.config import DEVICES
 from headrace.core.errors import InvalidInput, InvalidModel
 from headrace.weights.shape import ModelShape
 
-DTYPES = ("auto", "bf16")
-# Ampere: the first with bfloat16 products.
+DTYPES = ("auto", "bf16", "fp8")
+# Ampere: the first with bfloat16 products. Ada: the first with those of eight bits.
 _LEAST_CAPABILITY = (8, 0)
+_FP8_CAPABILITY = (8, 9)
+_FP8_WIDTH = 16
 
 
 class CardLook(Struct, frozen=True):
-    """`words` name the card, or say why there is none to use."""
+    """`words` name the card, or say why there is none to use; `no_fp8` says why it cannot multiply eight bits."""
 
     usable: bool
     words: str
+    no_fp8: str = ""
 
 
 def look_for_card() -> CardLook:
@@ -41,7 +44,10 @@ def look_for_card() -> CardLook:
     except ImportError as error:
         return CardLook(False, f"there is {name}, but Triton cannot be imported: {error}")
     memory = torch.cuda.get_device_properties(0).total_memory / 2**30
-    return CardLook(True, f"{name}, {memory:.0f} GiB, CUDA {torch.version.cuda}, Triton {version}")
+    no_fp8 = ""
+    if capability < _FP8_CAPABILITY:
+        no_fp8 = f"{name} has no products of eight bits (compute capability {capability[0]}.{capability[1]})"
+    return CardLook(True, f"{name}, {memory:.0f} GiB, CUDA {torch.version.cuda}, Triton {version}", no_fp8)
 
 
 def choose_device(device: str, dtype: str, shape: ModelShape, look: CardLook) -> str:
@@ -53,18 +59,28 @@ def choose_device(device: str, dtype: str, shape: ModelShape, look: CardLook) ->
     refused = _refusal(shape)
     if device == "auto":
         # Experts have been proven on a card by nobody yet: whoever wants them there says so, by device or dtype.
-        is_proven = shape.experts is None or dtype == "bf16"
+        is_proven = shape.experts is None or dtype != "auto"
         if look.usable and refused is None and is_proven and dtype in DTYPES:
-            return "cuda"
-        if dtype == "bf16":
-            raise InvalidInput(f"dtype bf16 needs a CUDA card: {refused or look.words}", param="dtype")
+            return _checked(dtype, shape, look)
+        if dtype in ("bf16", "fp8"):
+            raise InvalidInput(f"dtype {dtype} needs a CUDA card: {refused or look.words}", param="dtype")
         return "cpu"
     if not look.usable:
         raise InvalidInput(f'device is "cuda": {look.words}', param="device")
     if dtype not in DTYPES:
-        raise InvalidInput(f"on a CUDA card dtype must be {' or '.join(DTYPES)}, not {dtype}", param="dtype")
+        known = f"{', '.join(DTYPES[:-1])} or {DTYPES[-1]}"
+        raise InvalidInput(f"on a CUDA card dtype must be {known}, not {dtype}", param="dtype")
     if refused is not None:
         raise InvalidModel(f"the CUDA runner cannot run this model: {refused}", param="device")
+    return _checked(dtype, shape, look)
+
+
+def _checked(dtype: str, shape: ModelShape, look: CardLook) -> str:
+    if dtype == "fp8" and look.no_fp8:
+        raise InvalidInput(f"dtype is fp8: {look.no_fp8}", param="dtype")
+    refused = fp8_refusal(shape) if dtype == "fp8" else None
+    if refused is not None:
+        raise InvalidModel(f"fp8 cannot run this model: {refused}", param="dtype")
     return "cuda"
 
 
@@ -74,3 +90,13 @@ def _refusal(shape: ModelShape) -> str | None:
     if dim < 16 or dim > 256 or dim & (dim - 1):
         return f"its heads have {dim} dimensions, and kernels need a power of two from 16 to 256"
     return None
+
+
+def fp8_refusal(shape: ModelShape) -> str | None:
+    """Why a model cannot run with its matrices in eight bits."""
+    if shape.experts is not None:
+        return "products of its experts are in bf16 alone"
+    heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
+    widths = (shape.hidden_size, heads * dim, (heads + 2 * kv_heads) * dim, shape.intermediate_size)
+    odd = next((width for width in widths if width % _FP8_WIDTH), None)
+    return None if odd is None else f"its products need widths in multiples of {_FP8_WIDTH}, and one is {odd}"

@@ -9,9 +9,10 @@ from torch import Tensor
 from headrace.core.plan import RowStatus
 from headrace.runner.cuda.device_slots import DeviceSlots, StepInputs
 from headrace.runner.cuda.expert_space import ExpertSpace
+from headrace.runner.cuda.fp8_weights import LARGEST, LEAST
 from headrace.runner.cuda.kernels import plain_experts
 from headrace.runner.cuda.layout import Layout
-from headrace.runner.cuda.products import library_product
+from headrace.runner.cuda.products import library_product, plain_scaled_product
 from headrace.runner.cuda.squares import Squares
 from headrace.runner.torch import luck
 from headrace.runner.torch.sampler_ranks import block_maxima, first_best, padded, padded_size
@@ -52,13 +53,33 @@ class ReferenceOps:
     def product(self, rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
         library_product(rows, weight, bias, out)
 
-    def rms_norm(self, rows: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-        wide = rows.float()
-        out.copy_(wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.float())
+    def scaled_product(self, rows: Tensor, weight: Tensor, unit: Tensor, scale: Tensor, out: Tensor) -> None:
+        plain_scaled_product(rows, weight, unit, scale, out)
 
-    def add_rms_norm(self, rows: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-        residual.copy_(residual.float() + rows.float())
-        self.rms_norm(residual, weight, eps, out)
+    def quantise(self, rows: Tensor, out: Tensor, out_factors: Tensor) -> None:
+        _put(rows.float(), out, out_factors)
+
+    def rescale(self, rows: Tensor, row_factors: Tensor, bias: Tensor) -> None:
+        rows.copy_(_wide(rows, row_factors) + bias.float())
+
+    def rms_norm(
+        self, rows: Tensor, weight: Tensor, eps: float, out: Tensor, *, out_factors: Tensor | None = None
+    ) -> None:
+        _put(_norm(rows.float(), weight, eps), out, out_factors)
+
+    def add_rms_norm(
+        self,
+        rows: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+        out: Tensor,
+        *,
+        row_factors: Tensor | None = None,
+        out_factors: Tensor | None = None,
+    ) -> None:
+        residual.copy_(residual.float() + _wide(rows, row_factors))
+        self.rms_norm(residual, weight, eps, out, out_factors=out_factors)
 
     def rotary_write(
         self,
@@ -73,10 +94,12 @@ class ReferenceOps:
         queries: Tensor,
         keys: Tensor,
         values: Tensor,
+        *,
+        row_factors: Tensor | None = None,
     ) -> None:
         tokens, heads, dim = queries.shape
         kv_heads = keys.shape[1]
-        parts = qkv.view(tokens, heads + 2 * kv_heads, dim).float()
+        parts = _wide(qkv, row_factors).view(tokens, heads + 2 * kv_heads, dim)
         q, k, v = parts[:, :heads], parts[:, heads:-kv_heads], parts[:, -kv_heads:]
         if q_norm is not None and k_norm is not None:
             q, k = _norm(q, q_norm, eps), _norm(k, k_norm, eps)
@@ -87,9 +110,11 @@ class ReferenceOps:
         keys[block, :, offset] = _turn(k, cos, sin)[live].to(keys.dtype)
         values[block, :, offset] = v[live].to(values.dtype)
 
-    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
-        gate, up = gate_up.float().chunk(2, -1)
-        out.copy_(torch.nn.functional.silu(gate) * up)
+    def silu_mul(
+        self, gate_up: Tensor, out: Tensor, *, row_factors: Tensor | None = None, out_factors: Tensor | None = None
+    ) -> None:
+        gate, up = _wide(gate_up, row_factors).chunk(2, -1)
+        _put(torch.nn.functional.silu(gate) * up, out, out_factors)
 
     def experts(
         self,
@@ -148,12 +173,15 @@ class ReferenceOps:
         lengths: Tensor,
         scale: float,
         scratch: object,
+        *,
+        row_factors: Tensor | None = None,
     ) -> None:
         safe, size = slots.long().clamp(min=0), keys.shape[2]
         positions = torch.where(slots >= 0, lengths[safe] - 1, 0).long()
         cells = torch.where(slots >= 0, tables[safe, positions // size].long() * size + positions % size, -1)
         queries = torch.empty_like(out)
-        self.rotary_write(qkv, positions, cells, cosines, sines, q_norm, k_norm, eps, queries, keys, values)
+        turned = (qkv, positions, cells, cosines, sines, q_norm, k_norm, eps, queries, keys, values)
+        self.rotary_write(*turned, row_factors=row_factors)
         self.decode_attention(out, queries, keys, values, tables, slots, lengths, scale, scratch)
 
     def row_product(
@@ -167,8 +195,10 @@ class ReferenceOps:
         bias: Tensor | None = None,
         adds: bool = False,
         gated: bool = False,
+        scale: Tensor | None = None,
     ) -> None:
         found = (row if norm is None else _norm(row.float(), norm, eps)).float() @ weight.float().t()
+        found = found if scale is None else found * scale
         if gated:
             self.silu_mul(found, out)
             return
@@ -262,6 +292,18 @@ def _leave(residual: Tensor, norm: Tensor, scaled: Tensor, squares: Squares) -> 
 def _scale(scaled: Tensor, squares: Squares, eps: float) -> Tensor:
     summed = squares.sums[: squares.parts, : len(scaled)].sum(0)
     return scaled.float() * (summed / scaled.shape[1] + eps).rsqrt()[:, None]
+
+
+def _wide(rows: Tensor, row_factors: Tensor | None) -> Tensor:
+    return rows.float() if row_factors is None else rows.float() * row_factors[:, None]
+
+
+def _put(found: Tensor, out: Tensor, out_factors: Tensor | None) -> None:
+    if out_factors is not None:
+        most = found.abs().amax(-1).clamp(min=LEAST)
+        found = found * (LARGEST / most)[:, None]
+        out_factors.copy_(most / LARGEST)
+    out.copy_(found)
 
 
 def _norm(heads: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,7 +1,8 @@
 """A model on a CUDA card behind the Runner protocol: plans in, tokens out, two of them in flight.
 
 Owns the order of calls and each row's outcome. A launch sends one packet and starts one graph (decode rows alone) or
-the same step without one; nothing here waits for the device but `collect`, and sampling that needs a second look.
+the same step without one; nothing here waits for the device but `collect`, sampling that needs a second look, and a
+launch that finds no memory.
 """
 
 from collections import deque
@@ -15,11 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.core.config import EngineConfig
-from headrace.core.errors import InvalidModel, ModelTooLarge, RunnerFailed
-from headrace.core.plan import IntArray, Masks, Plan, StepResult
+from headrace.core.errors import InvalidInput, InvalidModel, ModelTooLarge, OutOfRoom, RunnerFailed
+from headrace.core.plan import IntArray, Masks, Plan, RowStatus, StepResult
 from headrace.runner.cuda.decoder import Workspace
 from headrace.runner.cuda.fingerprint import fingerprint
 from headrace.runner.cuda.flight import Chosen, Envelope, Flight
+from headrace.runner.cuda.fp8_weights import in_eights
 from headrace.runner.cuda.host_slots import HostSlots
 from headrace.runner.cuda.kv_pool import KvPool
 from headrace.runner.cuda.lane import Lane
@@ -28,7 +30,9 @@ from headrace.runner.cuda.machine import Machine
 from headrace.runner.cuda.memory import DEFAULT_SHARE, plan_blocks, sentences
 from headrace.runner.cuda.ops import Ops
 from headrace.runner.cuda.packet import Laid, decode_packet, mixed_packet, padding_packet, put_changes
+from headrace.runner.cuda.presence import fp8_refusal
 from headrace.runner.cuda.second_look import SecondLook, look_bytes
+from headrace.runner.cuda.shortage import fits
 from headrace.runner.cuda.weights import Weights, WeightSource, weights_bytes
 from headrace.runner.torch.memory import MemoryPlan
 from headrace.runner.torch.score_pile import ScorePile
@@ -40,7 +44,8 @@ _MIB = 1 << 20
 
 
 class CudaRunner:
-    """`digest` names the weights, and is asked after they are read. `poison` fills memory that is nobody's with NaN and
+    """`digest` names the weights, and is asked after they are read. `fp8`: matrices of layers and what they multiply have
+    eight bits, everything else has `dtype`. `poison` fills memory that is nobody's with NaN and
     `keep_logits` shows them in `last_logits`, both for tests."""
 
     def __init__(
@@ -52,6 +57,7 @@ class CudaRunner:
         lane: Lane,
         *,
         dtype: torch.dtype = torch.bfloat16,
+        fp8: bool = False,
         digest: Callable[[], dict[str, str]] = dict,
         poison: bool = False,
         keep_logits: bool = False,
@@ -61,13 +67,16 @@ class CudaRunner:
                 f"the engine's vocabulary and context ({config.vocab_size}, {config.context_len}) are not the model's"
                 f" ({shape.vocab_size}, at most {shape.context_len})"
             )
+        if fp8:
+            _check_fp8(shape, ops)
         self.weights_bytes = 0
         # By plan row, of the last step.
         self.last_logits: dict[int, Tensor] = {}
         self.notes: tuple[str, ...] = ()
         self._config = config
         self._shape = shape
-        self._source = source
+        self._source = in_eights(source) if fp8 else source
+        self._fp8 = fp8
         self._ops = ops
         self._lane = lane
         self._dtype = dtype
@@ -85,6 +94,8 @@ class CudaRunner:
         self._numbers = np.arange(config.slots)
         # By a machine of the same sizes, which is all that compiling asks for.
         self._is_rehearsed = False
+        # Whose steps take no memory.
+        self._graphed: frozenset[Layout] = frozenset()
         self._gone = "the model is not loaded"
 
     @property
@@ -103,7 +114,7 @@ class CudaRunner:
     @property
     def fingerprint(self) -> str:
         """Two runners with the same one run the same kernels on the same weights."""
-        return fingerprint(self._digest(), self._dtype, self._ops.name, self._lane.device)
+        return fingerprint(self._digest(), self._dtype, self._ops.name, self._lane.device, fp8=self._fp8)
 
     def load(self) -> None:
         """Read the weights and take the memory of `config.blocks` blocks."""
@@ -123,6 +134,7 @@ class CudaRunner:
             if not self._is_rehearsed:
                 self._machine.rehearse()
             self._machine.capture()
+        self._graphed = frozenset(self._machine.choice.all())
 
     def launch(self, plan: Plan) -> None:
         self._check_usable()
@@ -181,12 +193,12 @@ class CudaRunner:
         self._envelopes.clear()
         self.last_logits = {}
         self._weights = None
-        for name in ("_machine", "_pool", "_space", "_look"):
+        for name in ("_machine", "_pool", "_space", "_look", "_kept_last", "_chosen_slots", "_chosen_tokens"):
             if hasattr(self, name):
                 delattr(self, name)
 
     def _check_room(self) -> None:
-        """Before anything is read."""
+        """Before anything is read. Eight bits are made of weights that were there in `dtype`."""
         weights, free = weights_bytes(self._shape, self._dtype), self._lane.free_bytes()
         step = self._workspace(torch.device("meta")).size_bytes
         if weights + step > free:
@@ -228,7 +240,8 @@ class CudaRunner:
 
     def _workspace(self, device: torch.device) -> Workspace:
         config = self._config
-        return Workspace(self._shape, max(config.max_step_tokens, config.slots), config.slots, device, self._dtype)
+        tokens = max(config.max_step_tokens, config.slots)
+        return Workspace(self._shape, tokens, config.slots, device, self._dtype, fp8=self._fp8)
 
     def _place(self, blocks: int) -> None:
         """Take memory for this many blocks, in place of what was taken before."""
@@ -249,7 +262,12 @@ class CudaRunner:
                 self._space,
                 self._slots.words,
             )
-        self._look = SecondLook(config, self._slots, self._lane.device)
+            # Memory that a step without a graph, and a second look, must not have to ask for.
+            self._kept_last = torch.zeros_like(self._machine.slots.last)
+            self._chosen_slots = torch.zeros(config.slots, dtype=torch.int64, device=self._lane.device)
+            self._chosen_tokens = torch.zeros(config.slots, dtype=torch.int32, device=self._lane.device)
+        self._graphed = frozenset()
+        self._look = SecondLook(config, self._slots, self._lane.device, self._lane.free_bytes)
         self._envelopes = deque(self._envelope() for _ in range(DEPTH + 1))
         self._flights.clear()
         self._gone = ""
@@ -282,12 +300,12 @@ class CudaRunner:
         for start in plan.begun:
             self._look.begin(start)
         self._slots.check(plan)
-        self._slots.note_samples(plan)
         envelope = self._envelopes.popleft()
         laid = self._lay_out(plan, envelope)
         envelope.before.put()
         self._send(envelope, laid.layout.changes_at, changes)
-        self._machine.run(laid.layout)
+        self._run(laid.layout, envelope)
+        self._slots.note_samples(plan)
         flight = Flight(plan, laid, envelope, self._slots.failed[plan.slots], ScorePile())
         if self._keep_logits:
             logits = self._machine.logits(laid.layout)
@@ -295,6 +313,23 @@ class CudaRunner:
         if self._slots.scores_prompt[plan.slots].any():
             self._score_prompts(flight)
         return flight
+
+    def _run(self, layout: Layout, envelope: Envelope) -> None:
+        """The step whose packet was sent. A step that broke off may have put tokens where its rows read theirs: all else it
+        does can be done again. Where there is no memory for it none of its rows has run; its changes are made, though."""
+        machine, graphless = self._machine, layout not in self._graphed
+        if graphless:
+            self._kept_last.copy_(machine.slots.last)
+        for _ in range(2):
+            if fits(lambda: machine.run(layout)):
+                return
+            free = self._lane.free_bytes()
+            if graphless:
+                machine.slots.last.copy_(self._kept_last)
+        machine.change(layout)
+        self._lane.settle()
+        self._envelopes.appendleft(envelope)
+        raise OutOfRoom(f"{free / _MIB:,.0f} MiB of the card are free, too little for {layout.num_tokens} tokens")
 
     def _lay_out(self, plan: Plan, envelope: Envelope) -> Laid:
         choice, rows = self._machine.choice, len(plan.slots)
@@ -321,22 +356,32 @@ class CudaRunner:
 
     def _look_again(self, flight: Flight, which: NDArray[np.intp], masks: Masks | None) -> None:
         """Choose the tokens of these samples anew, and tell the device."""
-        plan, rows, device = flight.plan, flight.laid.sampling[which], self._lane.device
+        plan, rows, count = flight.plan, flight.laid.sampling[which], len(which)
         slots, ends = plan.slots[rows], plan.starts[rows] + plan.counts[rows]
         logits = self._machine.logits(flight.laid.layout)
         found = self._look.sample(logits, which, slots, ends, masks, rows.astype(np.int32), flight.scores)
         flight.chosen = Chosen(rows, *found)
         # A failed row's next input must only be an id.
-        tokens = torch.from_numpy(np.maximum(flight.chosen.tokens, 0)).to(device)
-        self._machine.put_tokens(torch.from_numpy(slots.astype(np.int64)).to(device), tokens)
+        self._chosen_tokens[:count].copy_(torch.from_numpy(np.maximum(flight.chosen.tokens, 0)))
+        self._chosen_slots[:count].copy_(torch.from_numpy(slots.astype(np.int64)))
+        self._machine.put_tokens(self._chosen_slots[:count], self._chosen_tokens[:count])
 
     def _score_prompts(self, flight: Flight) -> None:
         plan, states = flight.plan, self._machine.states(flight.laid.layout)
         for row in np.flatnonzero(self._slots.scores_prompt[plan.slots]).tolist():
             first, slot, start = int(flight.laid.firsts[row]), int(plan.slots[row]), int(plan.starts[row])
             chunk = states[first : first + int(plan.counts[row])]
-            self._look.score_prompt(flight.scores, self._machine.decoder, chunk, slot, row, start)
+            if not self._look.score_prompt(flight.scores, self._machine.decoder, chunk, slot, row, start):
+                flight.failed[row] = RowStatus.OUT_OF_ROOM
 
     def _check_usable(self) -> None:
         if self._gone:
             raise RunnerFailed(f"the runner is unusable: {self._gone}")
+
+
+def _check_fp8(shape: ModelShape, ops: Ops) -> None:
+    if ops.row_exact:
+        raise InvalidInput("fp8 is not row-exact: its products are the library's, by the number of rows", param="dtype")
+    refused = fp8_refusal(shape)
+    if refused is not None:
+        raise InvalidModel(f"fp8 cannot run this model: {refused}", param="dtype")

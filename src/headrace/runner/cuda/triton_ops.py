@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headrace.runner.cuda import upkeep
 from headrace.runner.cuda.device_slots import DeviceSlots, StepInputs
-from headrace.runner.cuda.kernels import activation, norms
+from headrace.runner.cuda.kernels import activation, eights, norms
 from headrace.runner.cuda.kernels import experts as mixture
 from headrace.runner.cuda.kernels import rotary_write as rotary
 from headrace.runner.cuda.kernels import row_product as one_row
@@ -29,7 +29,7 @@ from headrace.runner.cuda.kernels.prefill_attention import ROOMY, prefill_attent
 from headrace.runner.cuda.kernels.sampling import Draws, sample
 from headrace.runner.cuda.kernels.scan import Scan
 from headrace.runner.cuda.layout import Layout
-from headrace.runner.cuda.products import fastest_product
+from headrace.runner.cuda.products import fastest_product, scaled_product
 from headrace.runner.cuda.squares import Squares
 from headrace.weights.shape import ModelShape
 
@@ -38,6 +38,9 @@ _MANY_PROGRAMS = 1056
 
 class TritonOps:
     product = staticmethod(fastest_product)
+    scaled_product = staticmethod(scaled_product)
+    quantise = staticmethod(eights.quantise)
+    rescale = staticmethod(eights.rescale)
     rms_norm = staticmethod(norms.rms_norm)
     add_rms_norm = staticmethod(norms.add_rms_norm)
     silu_mul = staticmethod(activation.silu_mul)

@@ -21,9 +21,19 @@ _DEVIATION = 0.02
 
 
 @dataclass(slots=True, frozen=True)
+class LayerScales:
+    """One number [1] for each matrix in eight bits: what it is to be multiplied with."""
+
+    qkv: Tensor
+    out: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+@dataclass(slots=True, frozen=True)
 class LayerWeights:
     """Matrices are [out, in]; `gate_up` holds the gate's rows first. With a router, `gate_up` and `down` are
-    [experts, out, in]."""
+    [experts, out, in]. With scales, matrices are in eight bits."""
 
     input_norm: Tensor
     qkv: Tensor
@@ -36,6 +46,7 @@ class LayerWeights:
     gate_up: Tensor
     down: Tensor
     router: Tensor | None = None
+    scales: LayerScales | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,8 +62,9 @@ class Weights:
         tensors = [self.embeddings, self.norm]
         tensors += [] if self.head is self.embeddings else [self.head]
         for layer in self.layers:
-            parts = (getattr(layer, name) for name in LayerWeights.__slots__)
-            tensors += [part for part in parts if part is not None]
+            parts = [getattr(layer, name) for name in LayerWeights.__slots__]
+            parts += [getattr(layer.scales, name) for name in LayerScales.__slots__] if layer.scales else []
+            tensors += [part for part in parts if isinstance(part, Tensor)]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -111,7 +123,7 @@ def _empty(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> Weigh
             out=make(hidden, queries),
             out_bias=make(hidden) if shape.output_bias else None,
             post_norm=make(hidden),
-            **_feed_forward(shape, index, make),
+            **_feed_forward(shape, index, make),  # type: ignore[arg-type]
         )
         for index in range(shape.num_layers)
     )

@@ -80,19 +80,24 @@ class PenaltyPool:
         lines = self._line_of[slots]
         self._reserve(int(self._lengths[lines].max()) + 1)
         at = torch.from_numpy(lines).to(self._device)
-        self._counts[at, tokens] += 1
+        # The counts last: everything before them can be done again where memory runs out.
         self._ids[at, torch.from_numpy(self._lengths[lines]).to(self._device)] = tokens
+        self._counts[at, tokens] += 1
         self._lengths[lines] += 1
 
     def _take_line(self) -> int:
         if not self._free:
             more = max(4, self._size)
+            # All of it or nothing: memory may run out.
+            grown = (
+                torch.cat([self._counts, self._counts.new_zeros(more, self._vocab_size)]),
+                torch.cat([self._ids, self._ids.new_zeros(more, self._ids.shape[1])]),
+                torch.cat([self._factors, self._factors.new_ones(more, 3)]),
+            )
+            self._counts, self._ids, self._factors = grown
+            self._lengths = np.concatenate([self._lengths, np.zeros(more, np.int64)])
             self._free = list(range(self._size + more - 1, self._size - 1, -1))
             self._size += more
-            self._counts = torch.cat([self._counts, self._counts.new_zeros(more, self._vocab_size)])
-            self._ids = torch.cat([self._ids, self._ids.new_zeros(more, self._ids.shape[1])])
-            self._factors = torch.cat([self._factors, self._factors.new_ones(more, 3)])
-            self._lengths = np.concatenate([self._lengths, np.zeros(more, np.int64)])
         return self._free.pop()
 
     def _reserve(self, length: int) -> None:

@@ -110,13 +110,14 @@ class Sampler:
             tokens = first_best(logits, maxima)
             if wanted & _DRAWN:
                 self._draw(tokens, logits, maxima, slots, positions, statuses)
+            scores = None
+            if raw is not None:
+                scores = self._score(raw, tokens, scored, statuses, slots, positions, rows)
+            # Last: whoever finds no memory before it can be sampled again.
             if wanted & _PENALISED:
                 noted = np.flatnonzero((statuses == RowStatus.OK) & (traits & _PENALISED > 0))
                 if len(noted):
                     self._penalties.note(slots[noted], tokens[self._indices(noted)])
-            scores = None
-            if raw is not None:
-                scores = self._score(raw, tokens, scored, statuses, slots, positions, rows)
             chosen = tokens.cpu().numpy().astype(np.int32)
             chosen[statuses != RowStatus.OK] = -1
             return Sampled(chosen, statuses, scores)

@@ -30,6 +30,7 @@ class CudaDesk(Desk):
         context_len: int = 1024,
         max_step_tokens: int = 256,
         ops: MakeOps | None = None,
+        fp8: bool = False,
     ) -> None:
         self.config = EngineConfig(
             slots=slots,
@@ -40,7 +41,7 @@ class CudaDesk(Desk):
             eos_ids=(0,),
             max_step_tokens=max_step_tokens,
         )
-        self.runner = cuda_runner(self.config, checkpoint, ops)  # type: ignore[assignment]
+        self.runner = cuda_runner(self.config, checkpoint, ops, fp8=fp8)  # type: ignore[assignment]
         self.runner.load()
         self.free = list(range(blocks))
         np.random.default_rng(3).shuffle(self.free)
@@ -59,6 +60,7 @@ def cuda_runner(
     ops: MakeOps | None = None,
     *,
     lane: Lane | None = None,
+    fp8: bool = False,
     keep_logits: bool = True,
 ) -> CudaRunner:
     """Over the reference, unless other operations are given."""
@@ -70,6 +72,7 @@ def cuda_runner(
         ReferenceOps() if ops is None else ops(checkpoint.shape, config.slots, lane.device),
         lane,
         dtype=torch.float32,
+        fp8=fp8,
         digest=checkpoint.digest,
         poison=True,
         keep_logits=keep_logits,

@@ -18,6 +18,9 @@ from headrace.weights.shape import ExpertShape, ModelShape
 SHAPE = ModelShape("llama", 576, 30, 9, 3, 64, 1536, 49152, 8192, 1e-5, 1e5)
 ODD = replace(SHAPE, head_dim=80)
 CARD = CardLook(True, "a card")
+OLD = CardLook(True, "an old card", "an old card has no products of eight bits")
+EXPERTS = replace(SHAPE, experts=ExpertShape(8, 2, 1536))
+UNEVEN = replace(SHAPE, intermediate_size=1500)
 NONE = CardLook(False, "torch sees no CUDA card")
 CPU = torch.device("cpu")
 
@@ -27,6 +30,9 @@ CPU = torch.device("cpu")
     [
         ("auto", "auto", SHAPE, CARD, "cuda"),
         ("auto", "bf16", SHAPE, CARD, "cuda"),
+        ("auto", "fp8", SHAPE, CARD, "cuda"),
+        ("cuda", "fp8", SHAPE, CARD, "cuda"),
+        ("auto", "auto", SHAPE, OLD, "cuda"),
         ("auto", "auto", SHAPE, NONE, "cpu"),
         # What only the CPU has is asked of the CPU.
         ("auto", "int8", SHAPE, CARD, "cpu"),
@@ -46,7 +52,12 @@ def test_a_card_is_taken_where_it_can_be_used(
     ("device", "dtype", "shape", "look", "error", "told"),
     [
         ("cuda", "auto", SHAPE, NONE, InvalidInput, 'device is "cuda": torch sees no CUDA card'),
-        ("cuda", "int8", SHAPE, CARD, InvalidInput, "dtype must be auto or bf16, not int8"),
+        ("cuda", "int8", SHAPE, CARD, InvalidInput, "dtype must be auto, bf16 or fp8, not int8"),
+        ("cuda", "fp8", SHAPE, OLD, InvalidInput, "dtype is fp8: an old card has no products of eight bits"),
+        ("auto", "fp8", SHAPE, OLD, InvalidInput, "dtype is fp8: an old card has no products of eight bits"),
+        ("auto", "fp8", SHAPE, NONE, InvalidInput, "fp8 needs a CUDA card: torch sees no CUDA card"),
+        ("cuda", "fp8", EXPERTS, CARD, InvalidModel, "products of its experts are in bf16 alone"),
+        ("auto", "fp8", UNEVEN, CARD, InvalidModel, "widths in multiples of 16, and one is 1500"),
         ("cuda", "auto", ODD, CARD, InvalidModel, "its heads have 80 dimensions"),
         ("auto", "bf16", SHAPE, NONE, InvalidInput, "bf16 needs a CUDA card: torch sees no CUDA card"),
         ("tpu", "auto", SHAPE, CARD, InvalidInput, "device must be one of auto, cuda, cpu"),
@@ -96,6 +107,12 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def test_a_card_is_named(machine: Machine) -> None:
     assert look_for_card() == CardLook(True, "NVIDIA H200, 140 GiB, CUDA 13.0, Triton 3.6.0")
+
+
+def test_a_card_without_eight_bits_says_so(machine: Machine) -> None:
+    machine.cuda(get_device_capability=(8, 6), get_device_name="NVIDIA A10")
+    assert look_for_card().usable
+    assert look_for_card().no_fp8 == "NVIDIA A10 has no products of eight bits (compute capability 8.6)"
 
 
 def test_what_is_missing_is_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

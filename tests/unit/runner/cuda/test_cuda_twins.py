@@ -17,6 +17,7 @@ from headrace.runner.torch.packing import Recipe
 from headrace.runner.torch.runner import TorchRunner
 from tests.unit.runner.cuda.cuda_rig import cuda_runner
 from tests.unit.runner.cuda.late import LateLane, delay
+from tests.unit.runner.cuda.scarce import Chance, make_scarce
 from tests.unit.runner.torch.model_rig import GREEDY, TensorCheckpoint, ids, model
 
 VOCAB = 160
@@ -135,3 +136,29 @@ def test_a_crowd_of_all_kinds_is_told_the_same_by_both_runners(checkpoint: Tenso
         assert [place for place, _ in late[name].scores] == [place for place, _ in of.scores]
         found, truth = ([value for _, value in scores] for scores in (late[name].scores, of.scores))
         assert np.allclose(found, truth, atol=1e-3)
+
+
+def test_on_a_card_that_runs_out_of_memory_now_and_then_the_same_is_told(
+    checkpoint: TensorCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever in a step that was: whoever did not fail for it alone has the same tokens, scores and end."""
+    some = [replace(request, max_tokens=8) for request in _requests()[: len(KINDS)]]
+    chance = Chance(0.0008, seed=0)
+    known, _ = _run(_loaded(checkpoint), some)
+    with monkeypatch.context() as patch:
+        make_scarce(patch, chance)
+        scarce, _ = _run(_loaded(checkpoint), some)
+    failed = [name for name, of in scarce.items() if "FAILED" in of.outcome]
+    assert chance.hits > 10 and len(failed) < 5
+    assert {scarce[name].outcome for name in failed} <= {"FAILED out_of_room"}
+    for name in known.keys() - failed:
+        assert (scarce[name].outcome, scarce[name].tokens) == (known[name].outcome, known[name].tokens), name
+        assert [place for place, _ in scarce[name].scores] == [place for place, _ in known[name].scores]
+        found, truth = ([value for _, value in of.scores] for of in (scarce[name], known[name]))
+        assert np.allclose(found, truth, atol=1e-3)
+
+
+def _loaded(checkpoint: TensorCheckpoint) -> CudaRunner:
+    runner = cuda_runner(CONFIG, checkpoint, keep_logits=False)
+    runner.load()
+    return runner

@@ -18,8 +18,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from headrace.runner.cuda.kernels.early import await_inputs, let_next_start, starts_early
 from headrace.runner.cuda.squares import Squares
 
-MOST_ROWS = 128
-# Where a library's products are the faster ones, beside the launches that are spared.
+MOST_ROWS = 256
+# From so many elements on a library's products are the faster ones, the launches that are spared included: of many rows,
+# and of any number.
+_MANY_ROWS = 128
+_MIDDLING = 1 << 22
 _LARGE = 1 << 24
 _TICKETS = 4096
 _PIECES = 1 << 20
@@ -39,7 +42,7 @@ class FusedConfig(Struct, frozen=True):
 
 def is_worth_fusing(rows: int, largest: int) -> bool:
     """Whether products of so many rows are, in a model whose largest matrix of a layer has so many elements."""
-    return 1 < rows <= MOST_ROWS and largest < _LARGE
+    return 1 < rows <= MOST_ROWS and largest < (_LARGE if rows <= _MANY_ROWS else _MIDDLING)
 
 
 def fused_config(rows: int, height: int, width: int, *, gated: bool) -> FusedConfig:
@@ -49,8 +52,10 @@ def fused_config(rows: int, height: int, width: int, *, gated: bool) -> FusedCon
         tall, lines, splits = 16, 32, 4 if low or gated else 2
     elif rows <= 64:
         tall, lines, splits = (64, 16, 4) if low else (64, 32, 1)
-    else:
+    elif rows <= _MANY_ROWS:
         tall, lines, splits = (64, 32, 2) if low else (64, 64, 1)
+    else:
+        tall, lines, splits = 64, 64, 1 if gated or not low else 2
     span = 64 if width % 128 else 128
     # A part begins where a tile does.
     splits = splits if width % (splits * span) == 0 else 1

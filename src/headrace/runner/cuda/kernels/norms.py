@@ -1,24 +1,45 @@
 # mypy: disable-error-code="no-untyped-def,misc,no-untyped-call,import-not-found,import-untyped,untyped-decorator"
-"""RMSNorm of rows, and the sum that comes before it in one pass."""
+"""RMSNorm of rows, and the sum that comes before it in one pass. Rows may come with a factor each, and be left in eight
+bits (see `eights`)."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from headrace.runner.cuda.kernels.early import await_inputs, starts_early
+from headrace.runner.cuda.kernels.eights import in_eights
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """`x`, `out` [rows, width]."""
-    _launch(x, x, weight, eps, out, add=False)
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, *, out_factors: Tensor | None = None) -> None:
+    """`x`, `out` [rows, width]; with `out_factors` [rows], `out` is in eight bits."""
+    _launch(x, x, weight, eps, out, None, out_factors, add=False)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """`residual` += `x`; the norm is that of the sum as it was stored."""
-    _launch(x, residual, weight, eps, out, add=True)
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    *,
+    row_factors: Tensor | None = None,
+    out_factors: Tensor | None = None,
+) -> None:
+    """`residual` += `x` (times `row_factors` [rows]); the norm is that of the sum as it was stored."""
+    _launch(x, residual, weight, eps, out, row_factors, out_factors, add=True)
 
 
-def _launch(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor, *, add: bool) -> None:
+def _launch(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    row_factors: Tensor | None,
+    out_factors: Tensor | None,
+    *,
+    add: bool,
+) -> None:
     rows, width = x.shape
     padded = triton.next_power_of_2(width)
     early = starts_early(x.device)
@@ -27,6 +48,8 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor
         residual,
         weight,
         out,
+        x if row_factors is None else row_factors,
+        out if out_factors is None else out_factors,
         eps,
         x.stride(0),
         residual.stride(0),
@@ -34,6 +57,8 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor
         width=width,
         padded=padded,
         add=add,
+        scaled=row_factors is not None,
+        eights=out_factors is not None,
         early=early,
         num_warps=min(16, max(1, padded // 512)),
         launch_pdl=early,
@@ -46,6 +71,8 @@ def _norm(
     residual,
     weight,
     out,
+    row_factors,
+    out_factors,
     eps,
     x_stride,
     residual_stride,
@@ -53,6 +80,8 @@ def _norm(
     width: tl.constexpr,
     padded: tl.constexpr,
     add: tl.constexpr,
+    scaled: tl.constexpr,
+    eights: tl.constexpr,
     early: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -61,10 +90,15 @@ def _norm(
     factor = tl.load(weight + i, mask=held, other=0.0).to(tl.float32)
     await_inputs(early)
     value = tl.load(x + row * x_stride + i, mask=held, other=0.0).to(tl.float32)
+    if scaled:
+        value *= tl.load(row_factors + row)
     if add:
         value += tl.load(residual + row * residual_stride + i, mask=held, other=0.0).to(tl.float32)
         stored = value.to(residual.dtype.element_ty)
         tl.store(residual + row * residual_stride + i, stored, mask=held)
         value = stored.to(tl.float32)
-    scaled = value * tl.rsqrt(tl.sum(value * value, 0) / width + eps)
-    tl.store(out + row * out_stride + i, (scaled * factor).to(out.dtype.element_ty), mask=held)
+    normed = value * tl.rsqrt(tl.sum(value * value, 0) / width + eps) * factor
+    if eights:
+        normed, left = in_eights(normed)
+        tl.store(out_factors + row, left)
+    tl.store(out + row * out_stride + i, normed.to(out.dtype.element_ty), mask=held)

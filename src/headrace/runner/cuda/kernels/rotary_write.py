@@ -22,10 +22,12 @@ def rotary_write(
     q_out: Tensor,
     keys: Tensor,
     values: Tensor,
+    *,
+    row_factors: Tensor | None = None,
 ) -> None:
     """`qkv` [tokens, (heads + 2 kv heads) dim]; `positions` [tokens]; `cells` [tokens] int64, block times block size plus
     offset; `cos`, `sin` [context, dim / 2]; `q_out` [tokens, heads, dim]; `keys`, `values` [blocks, kv heads, block size,
-    dim] of one layer."""
+    dim] of one layer; `row_factors` [tokens]: what `qkv` is still to be multiplied with."""
     tokens, heads, dim = q_out.shape
     kv_heads, block_size = keys.shape[1], keys.shape[2]
     normed = q_norm is not None
@@ -42,6 +44,7 @@ def rotary_write(
         q_out,
         keys,
         values,
+        cos if row_factors is None else row_factors,
         qkv.stride(0),
         q_out.stride(0),
         heads=heads,
@@ -50,6 +53,7 @@ def rotary_write(
         block_size=block_size,
         some=_HEADS,
         normed=normed,
+        scaled=row_factors is not None,
         num_warps=2,
     )
 
@@ -67,6 +71,7 @@ def _turn(
     q_out,
     keys,
     values,
+    row_factors,
     qkv_stride,
     q_stride,
     heads: tl.constexpr,
@@ -75,6 +80,7 @@ def _turn(
     block_size: tl.constexpr,
     some: tl.constexpr,
     normed: tl.constexpr,
+    scaled: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * some + tl.arange(0, some))[:, None]
@@ -86,6 +92,10 @@ def _turn(
     source = qkv + token * qkv_stride + head * dim + i
     low = tl.load(source, mask=there, other=0.0).to(tl.float32)
     high = tl.load(source + half, mask=there, other=0.0).to(tl.float32)
+    if scaled:
+        factor = tl.load(row_factors + token)
+        low *= factor
+        high *= factor
     turned = is_query | is_key
     if normed:
         size = (tl.sum(low * low, 1) + tl.sum(high * high, 1)) / dim

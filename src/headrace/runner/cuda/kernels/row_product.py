@@ -2,7 +2,8 @@
 """The product of one row with a matrix, and what lies around it: the norm before, the gate, bias or sum after.
 
 A step of one row reads every weight once and computes next to nothing: a program reads some lines of the matrix whole,
-its first part before the row is there. The norm's factor is common to the row, so that it is applied to sums.
+its first part before the row is there. The norm's factor is common to the row, so that it is applied to sums; so is the
+scale of a matrix in eight bits.
 """
 
 import triton
@@ -43,11 +44,12 @@ def row_product(
     bias: Tensor | None = None,
     adds: bool = False,
     gated: bool = False,
+    scale: Tensor | None = None,
     config: RowConfig | None = None,
 ) -> None:
     """`row` [1, width] after RMSNorm by `norm`, where given; `weight` [height, width]; `out` [1, height] becomes the product
     plus `bias`, or is raised by it (`adds`). `gated`: `weight` [2 height, width], gates first, and `out` is
-    silu(gate) * up."""
+    silu(gate) * up. `scale` [1]: what `weight` is to be multiplied with."""
     height, width = out.shape[1], row.shape[1]
     assert row.shape[0] == 1 and weight.shape == ((2 if gated else 1) * height, width) and weight.is_contiguous()
     assert not (gated and (adds or bias is not None))
@@ -59,6 +61,7 @@ def row_product(
         weight,
         row if bias is None else bias,
         out,
+        row if scale is None else scale,
         eps,
         width=width,
         height=height,
@@ -68,6 +71,7 @@ def row_product(
         biased=bias is not None,
         adds=adds,
         gated=gated,
+        scaled=scale is not None,
         early=early,
         num_warps=config.num_warps,
         launch_pdl=early,
@@ -81,6 +85,7 @@ def _row_product(
     weight,
     bias,
     out,
+    matrix_scale,
     eps,
     width: tl.constexpr,
     height: tl.constexpr,
@@ -90,6 +95,7 @@ def _row_product(
     biased: tl.constexpr,
     adds: tl.constexpr,
     gated: tl.constexpr,
+    scaled: tl.constexpr,
     early: tl.constexpr,
 ):
     let_next_start(early)
@@ -123,7 +129,9 @@ def _row_product(
     scale = 1.0
     if normed:
         scale = tl.rsqrt(tl.sum(squares, 0) / width + eps)
-        value *= scale
+    if scaled:
+        scale *= tl.load(matrix_scale)
+    value *= scale
     if gated:
         value = value / (1.0 + tl.exp(-value)) * (tl.sum(other, 1) * scale)
     if biased:

@@ -29,10 +29,13 @@ def turned_attention(
     lengths: Tensor,
     scale: float,
     scratch: DecodeScratch,
+    *,
+    row_factors: Tensor | None = None,
 ) -> None:
     """`out` [rows, heads, dim]; `qkv` [rows, (heads + 2 kv heads) dim]; `cos`, `sin` [context, dim / 2]; `keys`, `values`
     [blocks, kv heads, block size, dim] of one layer; `tables` [slots, max blocks]; `slots` [rows], -1 for rows that are
-    padding and become zeros; `lengths` [slots], the rows' own tokens included."""
+    padding and become zeros; `lengths` [slots], the rows' own tokens included; `row_factors` [rows]: what `qkv` is still to
+    be multiplied with."""
     config, (rows, heads, dim) = scratch.config, out.shape
     kv_heads, block_size = keys.shape[1], keys.shape[2]
     few = triton.next_power_of_2(heads // kv_heads)
@@ -57,6 +60,7 @@ def turned_attention(
         scratch.sums,
         scratch.stats,
         scratch.tickets,
+        cos if row_factors is None else row_factors,
         qkv.stride(0),
         out.stride(0),
         tables.stride(0),
@@ -72,6 +76,7 @@ def turned_attention(
         tile=config.tile,
         together=max(1, 4096 // (few * dim)),
         normed=normed,
+        scaled=row_factors is not None,
         ahead=config.ahead,
         early=early,
         num_warps=config.num_warps,
@@ -98,6 +103,7 @@ def _turned(
     sums,
     stats,
     tickets,
+    row_factors,
     qkv_stride,
     out_stride,
     table_stride,
@@ -113,6 +119,7 @@ def _turned(
     tile: tl.constexpr,
     together: tl.constexpr,
     normed: tl.constexpr,
+    scaled: tl.constexpr,
     ahead: tl.constexpr,
     early: tl.constexpr,
 ):
@@ -152,6 +159,10 @@ def _turned(
         source = line + (head * group + g)[:, None] * dim
         x = tl.load(source + d[None, :], mask=held, other=0.0).to(tl.float32)
         y = tl.load(source + other[None, :], mask=held, other=0.0).to(tl.float32)
+        if scaled:
+            factor = tl.load(row_factors + row)
+            x *= factor
+            y *= factor
         if normed:
             size = tl.rsqrt(tl.sum(x * x, 1) / dim + eps)[:, None]
             x *= size * tl.load(q_norm + d).to(tl.float32)[None, :]
@@ -164,12 +175,16 @@ def _turned(
             mine = line + (kv_heads * group + head) * dim
             low = tl.load(mine + d).to(tl.float32)
             high = tl.load(mine + other).to(tl.float32)
+            own_value = tl.load(mine + kv_heads * dim + d)
+            if scaled:
+                low *= factor
+                high *= factor
+                own_value = (own_value.to(tl.float32) * factor).to(values.dtype.element_ty)
             if normed:
                 own_size = tl.rsqrt(tl.sum(low * low, 0) / dim + eps)
                 low *= own_size * tl.load(k_norm + d).to(tl.float32)
                 high *= own_size * tl.load(k_norm + other).to(tl.float32)
             own_key = (low * c + high * s).to(keys.dtype.element_ty)
-            own_value = tl.load(mine + kv_heads * dim + d)
             own_block = tl.load(table + past // block_size).to(tl.int64)
             own_cell = (own_block * kv_heads + head) * (block_size * dim) + (past % block_size) * dim
             tl.store(keys + own_cell + d, own_key)

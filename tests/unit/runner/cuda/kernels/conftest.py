@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 # Triton reads this when it is first imported, and never again.
 pytest.MonkeyPatch().setenv("TRITON_INTERPRET", "1")
@@ -34,6 +35,27 @@ def _numbers_from_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_more)
+
+
+@pytest.fixture(autouse=True)
+def _eights_as_cards_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter's own eight bits know neither NaN nor the largest number, and carry no rounding on."""
+    if find_spec("triton") is None:
+        return
+    from triton.runtime import interpreter
+
+    convert, eights = interpreter._convert_float, interpreter.tl.float8e4nv
+
+    def convert_more(data: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if target == eights:
+            wide = torch.from_numpy(np.array(data, np.float32)).clamp(-448.0, 448.0)
+            return wide.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+        if source == eights and target == interpreter.tl.float32:
+            wide = torch.from_numpy(np.array(data, np.uint8)).view(torch.float8_e4m3fn).float()
+            return wide.numpy().view(np.uint32)
+        return convert(data, source, target, rounding)
+
+    monkeypatch.setattr(interpreter, "_convert_float", convert_more)
 
 
 class _PatchOnce:

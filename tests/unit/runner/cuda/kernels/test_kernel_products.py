@@ -111,6 +111,7 @@ def test_large_matrices_and_single_rows_are_left_to_others() -> None:
     assert not is_worth_fusing(1, 6144 * 1024)
     assert not is_worth_fusing(MOST_ROWS + 1, 6144 * 1024)
     assert not is_worth_fusing(64, 28672 * 4096)
+    assert is_worth_fusing(MOST_ROWS, 3072 * 576) and not is_worth_fusing(MOST_ROWS, 6144 * 1024)
 
 
 def test_a_row_that_is_not_finite_spoils_no_other() -> None:
