@@ -66,8 +66,9 @@ def run_with_second_chance(item: pytest.Item, nextitem: pytest.Item | None) -> N
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     reports = runtestprotocol(item, log=False, nextitem=nextitem)
     failures = [report for report in reports if report.failed]
-    has_died = item.stash.get(DIED, False)
-    if failures and has_died:
+    # Playwright's own errors only: what a test asserts may not have held before its browser died.
+    is_playwrights = bool(failures) and "playwright._impl._errors" in failures[0].longreprtext
+    if is_playwrights and item.stash.get(DIED, False):
         item.user_properties.append((SECOND_CHANCE, failures[0].longreprtext))
         reports = runtestprotocol(item, log=False, nextitem=nextitem)
     for report in reports:

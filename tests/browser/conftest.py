@@ -84,8 +84,9 @@ def chromium() -> Iterator[Chromium]:
 @pytest.fixture
 def browser(chromium: Chromium, request: pytest.FixtureRequest) -> Iterator[Browser]:
     """The module's browser, or a new one where that has died."""
+    browser = chromium.running()
     try:
-        yield chromium.running()
+        yield browser
     finally:
         request.node.stash[DIED] = chromium.is_dead()
 

@@ -10,6 +10,8 @@ class StepRoom:
     def __init__(self, most: int) -> None:
         self.tokens = most
         self.num_refused = 0
+        # Since the last launch: a row that found no room alone.
+        self.has_ended_one = False
         self._most = most
         self._quiet = 0
 
@@ -30,10 +32,12 @@ class StepRoom:
 
     def restore(self) -> None:
         """It was one row alone, and it is gone: the others have done nothing to be held short."""
+        self.has_ended_one = True
         self._quiet = 0
         self.tokens = self._most
 
     def launched(self) -> None:
+        self.has_ended_one = False
         if self.is_short:
             self._quiet += 1
             if self._quiet >= _QUIET_LAUNCHES:

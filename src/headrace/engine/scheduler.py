@@ -7,6 +7,7 @@ its launch is committed; one that was refused leaves nothing to take back but wh
 
 import numpy as np
 
+from headrace.core.errors import RunnerFailed
 from headrace.core.event import Outcome
 from headrace.core.plan import BoolArray, IntArray, Plan, RowStatus, Work, measure_work
 from headrace.engine.allotment import Allotment
@@ -67,9 +68,14 @@ class Scheduler:
         self._count(flight, now_s)
 
     def refuse(self, flight: Flight, now_s: float, *, is_alone: bool) -> None:
-        """The device found no memory for these rows: they wait in their slots for smaller steps. The one row of the
-        smallest step ends if nothing else was in flight: it would never fit."""
-        if not self.room.refused(int(flight.plan.counts.sum())) and is_alone:
+        """The device found no memory for these rows: they wait in their slots, for the step in flight to give its own
+        back, or for smaller steps. The one row of the smallest step ends: it would never fit. Where that is so of row
+        after row it is not the rows: the device is of no use, and others may have one that is."""
+        if not is_alone:
+            self.room.num_refused += 1
+        elif not self.room.refused(int(flight.plan.counts.sum())):
+            if self.room.has_ended_one:
+                raise RunnerFailed("the device has no memory for a step of one token, whichever it is")
             self.room.restore()
             status = RowStatus.OUT_OF_ROOM
             words = RowStatus.WORDS[status]

@@ -19,7 +19,7 @@ RANGE = "range"
 
 
 class FaultRates(Struct, frozen=True):
-    """Chances per row (fail, nan, range), per step (slow, hang, death) and per launch (room)."""
+    """Chances per row (fail, nan, range), per step (slow, hang, death) and per launch of more than one token (room)."""
 
     fail: float = 0.0
     nan: float = 0.0
@@ -93,7 +93,7 @@ class Faults:
         """Whether a launch of so many tokens of these sequences finds no memory."""
         if any(tokens > most for matches, most in self._most_tokens if matches(step)):
             return True
-        return not self._huge.isdisjoint(numbers.tolist()) or self._chance(self.rates.room)
+        return not self._huge.isdisjoint(numbers.tolist()) or (tokens > 1 and self._chance(self.rates.room))
 
     def extra_s(self, step: int) -> float:
         extra = sum(extra for matches, extra in self._slow if matches(step))

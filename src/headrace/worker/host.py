@@ -74,6 +74,8 @@ class WorkerHost:
         self._inject = dict(inject or {})
         self._die = die
         self._find = find
+        # Of the device, once it was heard of: why the worker leaves.
+        self._fault = ""
         self.lifecycle = Lifecycle(card)
         self._inbox = Inbox()
         self._links = Links(self.lifecycle, self._inbox, self._clock, max_outbox_bytes)
@@ -184,7 +186,11 @@ class WorkerHost:
             mounted = self._load()
             device = self._watch_device(mounted.device_id)
             self._prepare(mounted).run()
+            if self._fault:
+                return self._fail(self._fault)
         except _ToldToLeave:
+            if self._fault:
+                return self._fail(self._fault)
             log.info("%s: told to leave before it was ready", self.lifecycle.card.name)
         except HeadraceError as error:
             return self._fail(error.message)
@@ -222,8 +228,8 @@ class WorkerHost:
             return None
         try:
             device = self._find(device_id)
-        except HeadraceError as error:
-            log.warning("%s: its device is not watched: %s", self.lifecycle.card.name, error.message)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the worker can do without
+            log.warning("%s: its device is not watched: %s", self.lifecycle.card.name, error)
             return None
         watch = DeviceWatch(device, self._hear_device)
         watch.start()
@@ -233,6 +239,7 @@ class WorkerHost:
         """In the watch's thread. One that is faulty is left: what it has is finished, or moves."""
         self.lifecycle.device = health
         if health.fault and not self.lifecycle.is_leaving:
+            self._fault = health.fault
             log.error("%s: %s; leaving", self.lifecycle.card.name, health.fault)
             self.drain(_FAULT_GRACE_S)
 

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from headrace.core.errors import RunnerFailed
 from headrace.core.event import Outcome
 from headrace.engine.room import StepRoom
 from headrace.runner.faults import FaultRates, Faults
@@ -109,16 +110,28 @@ def test_what_has_no_room_beside_the_step_in_flight_waits_for_its_end() -> None:
     rig.run()
     assert rig.engine.num_refused_plans > 10
     assert all(ended.outcome is Outcome.FINISHED for ended in rig.ended.values())
+    assert not rig.engine._scheduler.room.is_short, "alone, every step had room"
     rig.assert_true()
 
 
-def test_with_room_for_nothing_each_request_fails_and_the_next_is_served() -> None:
+def test_with_room_for_nothing_a_request_ends_and_then_the_device_is_given_up() -> None:
+    """Others may have one with room: what is left can go there."""
     faults = Faults()
     rig = Rig(faults=faults)
-    numbers = crowd(rig, 3)
+    crowd(rig, 3)
+    faults.run_out(0, 0)
+    with pytest.raises(RunnerFailed, match="no memory for a step of one token"):
+        rig.run()
+    assert [ended.reason for ended in rig.ended.values()] in ([], ["out_of_room"])
+
+
+def test_who_finds_no_room_alone_ends_and_the_next_is_served() -> None:
+    faults = Faults()
+    rig = Rig(faults=faults)
+    (lost,) = crowd(rig, 1)
     faults.run_out(0, 0)
     rig.run()
-    assert {rig.ended[number].reason for number in numbers} == {"out_of_room"}
+    assert rig.ended[lost].reason == "out_of_room"
     rig.runner.faults = None
     after = rig.submit(request("after", 8, 5))
     rig.run()
@@ -161,7 +174,7 @@ def test_chance_may_refuse_any_launch(depth: int, seed: int) -> None:
         if i % 7 == 3:
             rig.engine.abort(random_.choice(numbers), rig.now_s)
     rig.run()
-    assert rig.engine.num_refused_plans > 10 and len(rig.ended) == len(numbers)
+    assert rig.engine.num_refused_plans > 5 and len(rig.ended) == len(numbers)
     rig.assert_true()
 
 

@@ -81,7 +81,7 @@ def start_rows(
     ids: Tensor, embeddings: Tensor, norm: Tensor, residual: Tensor, scaled: Tensor, squares: Squares
 ) -> None:
     """`residual` [rows, width] becomes the lines of `embeddings` that `ids` name; `scaled` and `squares` are for the
-    first norm."""
+    first norm. Not started early: kernels after it read what the slots' update wrote before they wait for anybody."""
     rows, width = residual.shape
     padded = triton.next_power_of_2(width)
     early = starts_early(residual.device)
@@ -97,7 +97,6 @@ def start_rows(
         padded=padded,
         early=early,
         num_warps=min(8, max(1, padded // 512)),
-        launch_pdl=early,
     )
 
 
