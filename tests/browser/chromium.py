@@ -27,6 +27,7 @@ _FLAGS = (
     "--no-pings",
     "--renderer-process-limit=1",
 )
+_CUT_OFF = "Target page, context or browser has been closed"
 DIED = pytest.StashKey[bool]()
 
 
@@ -66,9 +67,10 @@ def run_with_second_chance(item: pytest.Item, nextitem: pytest.Item | None) -> N
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     reports = runtestprotocol(item, log=False, nextitem=nextitem)
     failures = [report for report in reports if report.failed]
-    # Playwright's own errors only: what a test asserts may not have held before its browser died.
-    is_playwrights = bool(failures) and "playwright._impl._errors" in failures[0].longreprtext
-    if is_playwrights and item.stash.get(DIED, False):
+    # Only where Playwright says so, be it as its own error or in an expectation that waited in vain: what else a test
+    # asserts may not have held before its browser died.
+    is_cut_off = bool(failures) and _CUT_OFF in failures[0].longreprtext
+    if is_cut_off and item.stash.get(DIED, False):
         item.user_properties.append((SECOND_CHANCE, failures[0].longreprtext))
         reports = runtestprotocol(item, log=False, nextitem=nextitem)
     for report in reports:
