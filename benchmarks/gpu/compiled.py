@@ -65,9 +65,9 @@ def build(kernel: Any, types: dict[str, str], constants: dict[str, Any], card: i
 def prefill(card: int, dim: int, group: int) -> Any:
     config = prefill_attention.prefill_config(dim, SHARED[card])
     types = _PAGES | {"out": HALF, "q": HALF, "offsets": WORD, "prior": WORD, "tiles": WORD}
-    types |= {"q_stride": INT, "out_stride": INT}
+    types |= {"q_stride": INT, "out_stride": INT, "sums": WIDE, "stats": WIDE, "tickets": WORD}
     constants = {"kv_heads": 8, "group": group, "dim": dim, "block_size": 16, "rows": config.rows}
-    constants |= {"tokens": config.tokens(8 * group, 8), "tile": config.tile}
+    constants |= {"tokens": config.tokens(8 * group, 8), "tile": config.tile, "cut": True}
     return build(prefill_attention._prefill, types, constants, card, config.num_warps, config.num_stages)
 
 

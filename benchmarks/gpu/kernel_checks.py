@@ -14,7 +14,13 @@ from headrace.runner.cuda.kernels import plain
 from headrace.runner.cuda.kernels.activation import silu_mul
 from headrace.runner.cuda.kernels.decode_attention import DecodeConfig, DecodeScratch, decode_attention, decode_config
 from headrace.runner.cuda.kernels.norms import add_rms_norm, rms_norm
-from headrace.runner.cuda.kernels.prefill_attention import PrefillConfig, prefill_attention, prefill_config
+from headrace.runner.cuda.kernels.prefill_attention import (
+    PrefillConfig,
+    PrefillScratch,
+    prefill_attention,
+    prefill_config,
+    spread_over,
+)
 from headrace.runner.cuda.kernels.rotary_write import rotary_write
 from headrace.runner.cuda.kernels.row_product import row_product
 from headrace.runner.cuda.kernels.rules import PROMPT_BIT, Rules, apply_rules, note_tokens
@@ -22,6 +28,7 @@ from headrace.runner.cuda.kernels.sampling import Draws, sample
 from headrace.runner.cuda.kernels.scan import Scan
 from headrace.runner.cuda.kernels.scores import score
 from headrace.runner.cuda.kernels.turned_attention import turned_attention
+from headrace.runner.cuda.layout import MOST_ROUNDS
 from headrace.runner.torch import luck
 
 # bf16 in, bf16 out.
@@ -70,16 +77,32 @@ def decode_check(lengths: list[int], heads: int, kv_heads: int, dim: int, config
 
 
 def prefill_check(
-    counts: list[int], prior: list[int], heads: int, kv_heads: int, dim: int, config: PrefillConfig
+    counts: list[int],
+    prior: list[int],
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    config: PrefillConfig,
+    *,
+    cut: bool = False,
 ) -> float:
+    """`cut`: as a step spreads tiles over the card. Twice, since tickets must be as they were."""
     pages = Pages.make([before + count for before, count in zip(prior, counts, strict=True)], kv_heads, dim)
     tokens = sum(counts)
     q, out = normal(tokens, heads, dim), poisoned(tokens, heads, dim)
     slots = torch.arange(len(counts), dtype=torch.int32, device="cuda")
     offsets, before = offsets_of(counts), torch.tensor(prior, dtype=torch.int32, device="cuda")
     args = (q, pages.keys[0], pages.values[0], pages.tables, slots, offsets, before)
-    prefill_attention(out, *args, tiles_of(counts, prior, config.tokens(heads, kv_heads)), dim**-0.5, config)
-    return relative_error(out, plain.prefill_attention(*args, dim**-0.5))
+    spread = spread_over(kv_heads) if cut else 0
+    scratch = PrefillScratch.make(MOST_ROUNDS * spread, kv_heads, dim, config, "cuda") if cut else None
+    tiles = tiles_of(counts, prior, config.tokens(heads, kv_heads), spread)
+    worst, want = 0.0, plain.prefill_attention(*args, dim**-0.5)
+    for _ in range(2):
+        prefill_attention(out.fill_(torch.nan), *args, tiles, dim**-0.5, config, scratch)
+        worst = max(worst, torch.nan if out.isnan().any() else relative_error(out, want))
+    if scratch is not None and (scratch.tickets.any() or int(tiles[:, 3].max()) < 2):
+        return torch.nan
+    return worst
 
 
 def attention_checks(chance: random.Random) -> Iterator[Outcome]:
@@ -95,6 +118,10 @@ def attention_checks(chance: random.Random) -> Iterator[Outcome]:
     long = decode_config(2, 8)
     yield "decode 128k", decode_check([131072 - 5], 32, 8, 128, long), TOLERANCE
     yield "prefill 128k", prefill_check([201], [131072 - 300], 8, 2, 128, prefill_config(128)), TOLERANCE
+    for heads, kv_heads, dim in ((32, 8, 128), (16, 8, 128), (9, 3, 64), (8, 2, 256)):
+        for counts, prior in (([64], [60_000]), ([1, 33], [8191, 2500]), ([129, 5], [20_000, 0])):
+            error = prefill_check(counts, prior, heads, kv_heads, dim, prefill_config(dim), cut=True)
+            yield f"prefill cut {heads}/{kv_heads}x{dim} {counts} after {prior}", error, TOLERANCE
     yield "prefill bits", prefill_bits(), 0.0
 
 

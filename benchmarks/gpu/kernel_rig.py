@@ -4,8 +4,11 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from headrace.runner.cuda.packet import list_tiles
 
 BANDWIDTH = 4.2e12
 FLOPS = 790e12
@@ -44,11 +47,10 @@ class Pages:
         return cls(keys, values, tables.cuda(), torch.tensor(lengths, dtype=torch.int32).cuda())
 
 
-def tiles_of(counts: list[int], prior: list[int], tokens: int) -> Tensor:
-    """Those that read most first, and one that is padding."""
-    listed = [(chunk, tile) for chunk, count in enumerate(counts) for tile in range(-(-count // tokens))]
-    listed.sort(key=lambda entry: -(prior[entry[0]] + entry[1] * tokens))
-    return torch.tensor([*listed, (-1, -1)], dtype=torch.int32, device="cuda")
+def tiles_of(counts: list[int], prior: list[int], tokens: int, spread: int = 0) -> Tensor:
+    """As a step lists them, and one that is padding."""
+    listed = list_tiles(np.array(counts), np.array(prior), tokens, spread)
+    return torch.tensor([*listed.tolist(), (-1, -1, -1, -1)], dtype=torch.int32, device="cuda")
 
 
 def offsets_of(counts: list[int]) -> Tensor:

@@ -22,12 +22,19 @@ from kernel_rig import BANDWIDTH, BLOCK_SIZE, FLOPS, Pages, offsets_of, seconds,
 from headrace.runner.cuda.kernels.activation import silu_mul
 from headrace.runner.cuda.kernels.decode_attention import DecodeConfig, DecodeScratch, decode_attention, decode_config
 from headrace.runner.cuda.kernels.norms import add_rms_norm
-from headrace.runner.cuda.kernels.prefill_attention import PrefillConfig, prefill_attention, prefill_config
+from headrace.runner.cuda.kernels.prefill_attention import (
+    PrefillConfig,
+    PrefillScratch,
+    prefill_attention,
+    prefill_config,
+    spread_over,
+)
 from headrace.runner.cuda.kernels.rotary_write import rotary_write
 from headrace.runner.cuda.kernels.row_product import row_product
 from headrace.runner.cuda.kernels.sampling import sample
 from headrace.runner.cuda.kernels.scan import Scan
 from headrace.runner.cuda.kernels.turned_attention import turned_attention
+from headrace.runner.cuda.layout import MOST_ROUNDS
 
 Row = dict[str, Any]
 # rows, context, heads, key heads, head size
@@ -48,6 +55,8 @@ PREFILLS = (
     (1, 8192, 0, 32, 8, 128),
     (4, 2048, 0, 32, 8, 128),
     (1, 2048, 30000, 32, 8, 128),
+    (1, 64, 60000, 32, 8, 128),
+    (1, 32, 60000, 16, 8, 128),
     (1, 1024, 0, 16, 8, 128),
     (1, 8192, 0, 9, 3, 64),
 )
@@ -119,9 +128,11 @@ def prefill_launches(
     work = prefill_work(chunks, count, before, heads, dim)
 
     def measure(config: PrefillConfig) -> Row:
-        tiles = tiles_of(counts, prior, config.tokens(heads, kv_heads))
+        spread = spread_over(kv_heads)
+        tiles = tiles_of(counts, prior, config.tokens(heads, kv_heads), spread)
+        scratch = PrefillScratch.make(MOST_ROUNDS * spread, kv_heads, dim, config, "cuda")
         args = (out, q, pages.keys[0], pages.values[0], pages.tables, slots, offsets, ahead, tiles, dim**-0.5, config)
-        took = seconds([partial(prefill_attention, *args)])
+        took = seconds([partial(prefill_attention, *args, scratch)])
         return {"us": took * 1e6, "tflops": work / took / 1e12, "share": work / took / FLOPS}
 
     return measure

@@ -26,7 +26,7 @@ from headrace.core.config import EngineConfig
 from headrace.core.errors import Refused
 from headrace.core.event import Ended, Outcome, StepFrame
 from headrace.core.hashing import chain_blocks, chain_root
-from headrace.core.plan import Plan
+from headrace.core.plan import Plan, StepResult
 from headrace.core.request import Request, SamplingParams
 from headrace.engine.loop import Engine
 from headrace.runner.cuda.lane import HostLane
@@ -90,18 +90,30 @@ def _open_quick(context: int) -> tuple[CudaRunner, EngineConfig]:
 
 
 class ChunkWatch(TimedRunner):
-    """Remembers how many prompt tokens each step computed, and how many chunks ended before their prompt did."""
+    """Remembers how many prompt tokens each step computed, how long it was to take and took, and how many chunks ended
+    before their prompt did."""
 
     def __init__(self, runner: CudaRunner) -> None:
         super().__init__(runner, SystemClock())
         self.chunks: list[int] = []
+        # (tokens, positions they looked at, predicted ms, ms on the device)
+        self.steps: list[tuple[int, int, float, float]] = []
         self.num_cut = 0
+        self._plans: deque[Plan] = deque()
 
     def launch(self, plan: Plan) -> None:
         super().launch(plan)
+        self._plans.append(plan)
         if plan.work.prefill_tokens:
             self.chunks.append(plan.work.prefill_tokens)
             self.num_cut += int(np.count_nonzero(~plan.samples))
+
+    def collect(self) -> StepResult:
+        result, plan = super().collect(), self._plans.popleft()
+        if plan.work.prefill_tokens:
+            times = round(1e3 * plan.predicted_s, 3), round(1e3 * result.elapsed_s, 3)
+            self.steps.append((plan.work.prefill_tokens, plan.work.attended, *times))
+        return result
 
 
 @dataclass(slots=True)

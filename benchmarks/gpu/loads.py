@@ -142,6 +142,7 @@ def _read(reading: Reading, runner: CudaRunner, config: EngineConfig, tenant: st
     drive.run_steps(streams[-1], reading.steps)
     arrived_s = drive.now_s()
     watch.chunks.clear()
+    watch.steps.clear()
     number = drive.submit(prompt)
     assert number is not None, "the prompt was refused"
     read = drive.streams[number]
@@ -158,7 +159,7 @@ def _read(reading: Reading, runner: CudaRunner, config: EngineConfig, tenant: st
         drive.engine.abort(each, drive.now_s())
     while not drive.engine.idle:
         drive.turn()
-    return _read_row(reading, case, read, figures, watch.chunks) | {"wrong": drive.wrong}
+    return _read_row(reading, case, read, figures, watch.chunks) | {"wrong": drive.wrong, "steps": watch.steps}
 
 
 def _read_row(reading: Reading, case: str, read: Stream, figures: list[dict[str, float]], chunks: list[int]) -> Row:

@@ -74,12 +74,12 @@ def test_no_single_request_pays_more_than_the_step_it_met() -> None:
 
 
 def _allowed_s(plan: Plan) -> float:
-    """Its target; where somebody decodes in it, twice what the decode rows take alone, at most."""
+    """Its target; where somebody decodes in it, 1.9 times what the decode rows take alone, at most."""
     decode = plan.counts == 1
     if not decode.any():
         return plan.budget_s
     decode_s = PROFILE.c0_s + PROFILE.c_out_s * decode.sum() + PROFILE.c_kv_s * (plan.starts[decode] + 1).sum()
-    return min(plan.budget_s, 2.0 * float(decode_s))
+    return min(plan.budget_s, 1.9 * float(decode_s))
 
 
 def _streams(itl_s: float) -> tuple[Rig, list[int]]:

@@ -65,6 +65,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     eos_ids: tuple[int, ...] = (0,)
     # Most tokens a runner can take in one step (its workspace), decode rows included.
     max_step_tokens: int = 8192
+    # Parts of prompts are multiples of this where a runner computes fewer tokens in the same time; 0: of any length.
+    part_tokens: int = 0
     # No plan is predicted to take longer than this.
     max_step_s: float = 0.5
     # A waiting sequence of any tier counts as the highest tier after this long.
@@ -375,6 +377,7 @@ def check_engine(config: EngineConfig) -> None:
         _check_number(f"engine.{name}", getattr(config, name), 1, 2**31 - 1)
     for name in _POSITIVE_SECONDS:
         _check_number(f"engine.{name}", getattr(config, name), 1e-6, 1e7)
+    _check_number("engine.part_tokens", config.part_tokens, 0, config.max_step_tokens)
     _check_number("engine.guaranteed_share", config.guaranteed_share, 0.0, 1.0)
     if config.max_step_tokens < config.slots:
         raise InvalidInput("engine.max_step_tokens must be at least engine.slots", param="engine.max_step_tokens")

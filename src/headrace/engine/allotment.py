@@ -3,6 +3,7 @@
 Owns admission to slots. Decides only who gets a chunk; moves are the state's, claims are memory's.
 """
 
+from headrace.engine.budget import part_target_s
 from headrace.engine.draft import Chunk, Draft
 from headrace.engine.line import Lane
 from headrace.engine.memory import Memory
@@ -235,8 +236,8 @@ class Allotment:
     def _chunk(self, sequence: Sequence, start: int, pending: int, draft: Draft) -> int:
         """How many tokens the sequence may compute in this step.
 
-        Whole prompts share the step as its target allows. A part of one, the last included, may double a step in which another
-        tenant decodes, and where it comes after another tenant's newcomer, whose first token then waits for
+        Whole prompts share the step as its target allows. A part of one, the last included, may nearly double a step in which
+        another tenant decodes, and where it comes after another tenant's newcomer, whose first token then waits for
         it, lengthen the step by a tenth.
         """
         budget = draft.budget
@@ -244,7 +245,10 @@ class Allotment:
         begins = sequence.phase is Phase.WAITING or sequence.begun_in == self._state.planning
         if count == pending and begins:
             return count
-        target_s = budget.parts_s if self._others_decode(sequence.tenant) else budget.target_s
+        target_s = budget.target_s
+        if self._others_decode(sequence.tenant):
+            sequence.steady_s = min(sequence.steady_s, budget.decode_s)
+            target_s = part_target_s(budget.decode_s, sequence.steady_s)
         if draft.newcomer is not None and draft.newcomer[0] != sequence.tenant:
             target_s = min(target_s, _NEWCOMER_SLACK * draft.newcomer[1])
         return budget.chunk(start, pending, target_s=target_s) if target_s < budget.target_s else count

@@ -10,8 +10,10 @@ _TTFT_PART = 0.2
 QUEUE_PART = 1.0 - 2.0 * _TTFT_PART
 # A target below twice the smallest step cannot be kept by anybody; it would only stop all prefill.
 _LEAST_STEPS = 2.0
-# A prompt that needs several steps lengthens them to at most this many steps of other tenants' decode rows.
-_PART_STEPS = 2.0
+# A prompt that needs several steps lengthens them to at most so many times what decode rows took at their shortest since
+# it began, or, where they have grown much, so many times what they take now. Twice is promised: predictions may err.
+_PART_STEPS = 1.9
+_LEAST_PART_STEPS = 1.5
 
 
 def longest_step_s(model: CostModel, max_step_s: float) -> float:
@@ -25,9 +27,9 @@ def step_target_s(model: CostModel, itl_s: float, ttft_s: float, longest_s: floa
     return min(max(min(itl_s, _TTFT_PART * ttft_s), least_s), longest_s)
 
 
-def parts_target_s(decode_s: float, rows: int) -> float:
-    """How long a step may become through parts of prompts; without decode rows nobody minds."""
-    return _PART_STEPS * decode_s if rows else float("inf")
+def part_target_s(decode_s: float, steady_s: float) -> float:
+    """How long a step may become through a part of a prompt, since the first of which decode rows took `steady_s` or more."""
+    return max(_PART_STEPS * min(decode_s, steady_s), _LEAST_PART_STEPS * decode_s)
 
 
 @dataclass(slots=True)
@@ -41,11 +43,13 @@ class StepBudget:
     # Smaller chunks are not worth a row, unless they are all that is left.
     grain: int
     limit_s: float
-    # How long a step in which others decode may become through parts of prompts.
-    parts_s: float = float("inf")
+    # What its decode rows take alone.
+    decode_s: float = float("inf")
     # When decode rows alone fill the target, one grain a step is still owed, or what the longest step holds of it:
     # prefill must not starve.
     owed: bool = True
+    # What is less than all that is pending is a multiple of this, unless there is no room for one.
+    multiple: int = 1
 
     def chunk(self, start: int, pending: int, *, target_s: float | None = None) -> int:
         """The most tokens a prefill row at `start` may compute in this step, or up to a nearer `target_s`."""
@@ -56,7 +60,8 @@ class StepBudget:
         count = min(room, self.model.chunk_for(start, spare_s))
         least = min(room, self.grain)
         if count >= least:
-            return count
+            whole = count - count % self.multiple
+            return count if count == pending or not whole else whole
         if not self.owed:
             return 0
         if self.predicted_s + self.model.chunk_s(start, least) <= self.limit_s:

@@ -11,7 +11,7 @@ from headrace.core.errors import RunnerFailed
 from headrace.core.event import Outcome
 from headrace.core.plan import BoolArray, IntArray, Plan, RowStatus, Work, measure_work
 from headrace.engine.allotment import Allotment
-from headrace.engine.budget import StepBudget, longest_step_s, parts_target_s, step_target_s
+from headrace.engine.budget import StepBudget, longest_step_s, step_target_s
 from headrace.engine.draft import Chunk, DecodeRows, Draft, Flight, Growth, SlotArray, Tariff
 from headrace.engine.line import Lane
 from headrace.engine.memory import Memory
@@ -166,8 +166,8 @@ class Scheduler:
         target_s = step_target_s(model, itl_s, state.ttft_targets.shortest_s(now_s), longest_s)
         limit_s = longest_s if rows else float("inf")
         tokens = min(config.max_step_tokens, self.room.tokens) - rows
-        parts_s = parts_target_s(decode_s, rows)
-        return StepBudget(model, target_s, decode_s, tokens, config.block_size, limit_s, parts_s)
+        grain = max(config.block_size, config.part_tokens)
+        return StepBudget(model, target_s, decode_s, tokens, grain, limit_s, decode_s, multiple=config.part_tokens or 1)
 
     def _forget_preempted(self, decode: DecodeRows, draft: Draft) -> DecodeRows:
         """Claims made while filling preempted rows that were already drafted."""

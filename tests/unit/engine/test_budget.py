@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.config import CostProfile
-from headrace.engine.budget import StepBudget, longest_step_s, step_target_s
+from headrace.engine.budget import StepBudget, longest_step_s, part_target_s, step_target_s
 from headrace.engine.cost import CostModel
 
 # 1 ms a token, nothing else: seconds and tokens are easy to compare.
@@ -79,3 +79,20 @@ def test_a_step_keeps_its_target_or_else_owes_one_grain(predicted_s: float, toke
             left.take(0, count)
     assert left.tokens >= 0
     assert left.predicted_s <= max(predicted_s, 0.1 + 8e-3, min(0.5, predicted_s + 8e-3)) + 1e-9
+
+
+def test_a_part_of_a_prompt_is_a_multiple_of_what_the_runner_asks_for_unless_it_is_the_last() -> None:
+    held = StepBudget(PLAIN, 0.2, 0.0, 10_000, grain=32, limit_s=1.0, multiple=32)
+    free = StepBudget(PLAIN, 0.2, 0.0, 10_000, grain=32, limit_s=1.0).chunk(0, 10_000)
+    assert free % 32 and held.chunk(0, 10_000) == free - free % 32
+    assert held.chunk(0, free) == free
+    # No room for one: what there is.
+    assert StepBudget(PLAIN, 0.2, 0.0, 20, grain=32, limit_s=1.0, multiple=32).chunk(0, 10_000) == 20
+
+
+def test_a_prompt_in_parts_lengthens_steps_by_what_they_were_when_it_began() -> None:
+    assert part_target_s(0.010, float("inf")) == part_target_s(0.010, 0.010) == pytest.approx(0.019)
+    assert part_target_s(0.012, 0.010) == pytest.approx(0.019)
+    # Where they have grown by more than a quarter, they are not held to what they once were.
+    assert part_target_s(0.020, 0.010) == pytest.approx(0.030)
+    assert part_target_s(0.008, 0.010) == pytest.approx(0.0152)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from msgspec import Struct
 from torch import Tensor
@@ -21,6 +22,7 @@ from headrace.runner.cuda.device_slots import DeviceSlots, StepInputs
 from headrace.runner.cuda.lane import Lane
 from headrace.runner.cuda.layout import Layout
 from headrace.runner.cuda.ops import Ops
+from headrace.runner.cuda.packet import list_tiles
 from headrace.runner.cuda.slot_words import SlotWords
 from headrace.weights.shape import ModelShape
 
@@ -34,7 +36,7 @@ class CardSizes(Struct, frozen=True):
 
     rows: tuple[int, ...] = (1, 64, 256, 2048)
     decodes: tuple[tuple[int, int], ...] = ((1, 4096), (64, 4096), (256, 800))
-    chunks: tuple[tuple[int, int], ...] = ((2048, 0), (8192, 0), (2048, 30_000))
+    chunks: tuple[tuple[int, int], ...] = ((2048, 0), (8192, 0), (2048, 30_000), (64, 60_000))
     samples: tuple[int, ...] = (1, 64, 256)
     cold_bytes: int = 256 << 20
     peak_bytes: int = 2 << 30
@@ -193,9 +195,8 @@ class CardBench:
             keys, values, tables = self._pages(1, before + tokens, 1)
             out, queries = self._normal(tokens, heads, dim), self._normal(tokens, heads, dim)
             slots, offsets, prior = (self._ints(each) for each in ([0], [0, tokens], [before]))
-            # Those that read most come first.
-            order = [(0, tile) for tile in reversed(range(-(-tokens // self.ops.tile_rows)))]
-            tiles = self._ints(order)
+            listed = list_tiles(np.array([tokens]), np.array([before]), self.ops.tile_rows, self.ops.spread)
+            tiles = torch.from_numpy(listed).to(self.lane.device)
             took_s = self.timer(
                 [
                     partial(

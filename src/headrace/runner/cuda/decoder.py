@@ -46,7 +46,7 @@ class StepViews:
             slots[layout.decodes :],
             part["offsets"],
             part["prior"],
-            part["tiles"].view(-1, 2),
+            part["tiles"].view(-1, 4),
             part["places"],
             part["sampled"] if layout.tokens else slots,
             scratch,

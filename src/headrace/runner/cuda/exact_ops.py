@@ -27,7 +27,7 @@ class ExactOps(TritonOps):
         # Of the step at hand: what its decode rows are as chunks.
         self._offsets = torch.arange(slots + 1, dtype=torch.int32, device=device)
         self._prior = torch.zeros(slots, dtype=torch.int32, device=device)
-        self._tiles = torch.zeros(slots, 2, dtype=torch.int32, device=device)
+        self._tiles = torch.zeros(slots, 4, dtype=torch.int32, device=device)
 
     @property
     def name(self) -> str:

@@ -11,6 +11,8 @@ from headrace.runner.cuda.buckets import bucket_for, chunk_bucket, row_buckets, 
 
 # Word 0 is the number of changed words.
 HEADER = 4
+# Rounds of parts that tiles may be cut into.
+MOST_ROUNDS = 3
 # Sections begin at 16 bytes: kernels are compiled once for that, and again for every other case.
 _ALIGNED = 4
 
@@ -57,7 +59,7 @@ def _sections(layout: Layout) -> dict[str, tuple[int, int]]:
         ("owners", layout.tokens),
         ("offsets", layout.chunks + 1 if layout.tokens else 0),
         ("prior", layout.chunks),
-        ("tiles", 2 * layout.tiles),
+        ("tiles", 4 * layout.tiles),
         ("places", layout.samples),
         ("sampled", layout.samples),
         ("changes", 0),
@@ -70,11 +72,13 @@ def _sections(layout: Layout) -> dict[str, tuple[int, int]]:
 
 
 class LayoutChoice(Struct, frozen=True):
-    """The layouts that steps of an engine run in."""
+    """The layouts that steps of an engine run in. Tiles of a step that are few are cut into parts; `spread` of them are
+    computed at once."""
 
     slots: int
     max_tokens: int
     tile_rows: int
+    spread: int = 0
 
     def decode(self, rows: int) -> Layout:
         """The smallest for so many rows, each fed by the device."""
@@ -83,7 +87,7 @@ class LayoutChoice(Struct, frozen=True):
 
     def mixed(self, decodes: int, chunks: int, tokens: int) -> Layout:
         """For any step. Where chunks are more than a bucket has room for, the next one may have it."""
-        for bucket in token_buckets(self.max_tokens):
+        for bucket in token_buckets(self.max_tokens, shared=decodes > 0):
             if bucket >= tokens and chunk_bucket(bucket, self.slots) >= chunks:
                 return self._mixed(bucket, decodes > 0)
         # Every row of the largest bucket may be a chunk of a token or two.
@@ -91,13 +95,18 @@ class LayoutChoice(Struct, frozen=True):
 
     def all(self) -> list[Layout]:
         """Those that are captured before the first request, largest first."""
-        mixed = [self._mixed(size, decoding) for size in token_buckets(self.max_tokens) for decoding in (True, False)]
-        return mixed[::-1] + [Layout(size, size) for size in reversed(row_buckets(self.slots))]
+        mixed = [
+            self._mixed(size, decoding)
+            for decoding in (True, False)
+            for size in token_buckets(self.max_tokens, shared=decoding)
+        ]
+        mixed.sort(key=lambda layout: layout.tokens, reverse=True)
+        return mixed + [Layout(size, size) for size in reversed(row_buckets(self.slots))]
 
     def _mixed(self, tokens: int, decoding: bool) -> Layout:
-        """Rows of padding cost a decode row nothing but a look: one size serves every number of them."""
-        return self._layout(tokens, self.slots if decoding else 0, chunk_bucket(tokens, self.slots))
+        """Rows of padding cost a decode row nothing but a look: one size serves every number of them. Each is a token."""
+        return self._layout(tokens, min(self.slots, tokens) if decoding else 0, chunk_bucket(tokens, self.slots))
 
     def _layout(self, tokens: int, decodes: int, chunks: int) -> Layout:
-        tiles = -(-tokens // self.tile_rows) + chunks
+        tiles = -(-tokens // self.tile_rows) + chunks + MOST_ROUNDS * self.spread
         return Layout(decodes + chunks, decodes, tokens, tiles, min(self.slots, decodes + chunks))

@@ -48,7 +48,7 @@ class Machine:
         words: SlotWords,
     ) -> None:
         device = lane.device
-        self.choice = LayoutChoice(config.slots, len(space.residual), ops.tile_rows)
+        self.choice = LayoutChoice(config.slots, len(space.residual), ops.tile_rows, ops.spread)
         self.slots = DeviceSlots(words, device)
         self.decoder = (Decoder if space.eights is None else Fp8Decoder)(
             shape, weights, pool, ops, space, config.context_len

@@ -18,6 +18,8 @@ from headrace.runner.cuda.squares import Squares
 class Ops(Protocol):
     # Tokens of a chunk that one tile of `prefill_attention` computes.
     tile_rows: int
+    # How many parts of tiles it computes at once; 0: tiles stay whole.
+    spread: int
 
     @property
     def name(self) -> str:

@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 
 from headrace.core.plan import IntArray, Plan
 from headrace.runner.cuda.host_slots import HostSlots
-from headrace.runner.cuda.layout import Layout, LayoutChoice
+from headrace.runner.cuda.layout import MOST_ROUNDS, Layout, LayoutChoice
+
+# In positions read (measured on an H200): what is shorter is not cut, what a program costs besides, and what merging does.
+_LEAST_PART, _START, _MERGE = 1024, 512, 128
 
 
 @dataclass(slots=True, frozen=True)
@@ -59,7 +62,8 @@ def mixed_packet(plan: Plan, slots: HostSlots, choice: LayoutChoice, words: IntA
     _head(part["owners"], rows.astype(np.int32)[owners], -1)
     _head(part["offsets"], np.append(firsts[num_decodes:], tokens), tokens)
     _head(part["prior"], starts[num_decodes:], 0)
-    _head(part["tiles"], _tiles(counts[num_decodes:], starts[num_decodes:], choice.tile_rows).reshape(-1), -1)
+    tiles = list_tiles(counts[num_decodes:], starts[num_decodes:], choice.tile_rows, choice.spread)
+    _head(part["tiles"], tiles.reshape(-1), -1)
     places = np.flatnonzero(plan.samples[order])
     _head(part["places"], (firsts + counts - 1)[places], 0)
     _head(part["sampled"], row_slots[places], -1)
@@ -96,10 +100,28 @@ def _head(part: IntArray, values: NDArray[np.signedinteger], padding: int) -> No
     part[len(values) :] = padding
 
 
-def _tiles(counts: IntArray, prior: IntArray, tile_rows: int) -> IntArray:
-    """[m, 2]: chunk and which `tile_rows` of its tokens; those that read most come first, so that none is late."""
+def list_tiles(counts: IntArray, prior: IntArray, tile_rows: int, spread: int) -> IntArray:
+    """[m, 4]: chunk, which `tile_rows` of its tokens, and which part of how many of what they read; those that read most
+    come first, so that none is late. Those that are few are cut into parts; a card computes `spread` of them at once."""
     each = -(-counts // tile_rows)
     chunk = np.repeat(np.arange(len(counts), dtype=np.int32), each)
     tile = np.arange(len(chunk), dtype=np.int32) - (np.cumsum(each) - each).astype(np.int32)[chunk]
-    order = np.argsort(-(prior[chunk] + tile * np.int32(tile_rows)), kind="stable")
-    return np.stack((chunk[order], tile[order]), 1).astype(np.int32)
+    before = prior[chunk] + tile * np.int32(tile_rows)
+    order = np.argsort(-before, kind="stable")
+    parts = _parts_of(before[order], spread)
+    entry = np.repeat(order, parts)
+    part = np.arange(len(entry)) - np.repeat(np.cumsum(parts) - parts, parts)
+    return np.stack((chunk[entry], tile[entry], part, np.repeat(parts, parts)), 1).astype(np.int32)
+
+
+def _parts_of(before: IntArray, spread: int) -> NDArray[np.intp]:
+    """Into how many parts tiles are cut that read so much, longest first: the long ones into equally many, so that all is
+    done soonest. Those that read half as much as the longest, or less, stay whole."""
+    parts = np.ones(len(before), np.intp)
+    longest = int(before[0]) if len(before) else 0
+    num_long = int(np.count_nonzero(2 * before > longest))
+    choices = np.arange(1, 1 + min(longest // _LEAST_PART, MOST_ROUNDS * spread // max(1, num_long)))
+    if len(choices) > 1:
+        rounds = -(-num_long * choices // spread)
+        parts[:num_long] = choices[np.argmin(rounds * (longest / choices + _START) + _MERGE * (choices - 1))]
+    return parts

@@ -21,6 +21,7 @@ from headrace.runner.torch.sampler_urn import Filters, Urn
 
 class ReferenceOps:
     tile_rows = 16
+    spread = 0
 
     @property
     def name(self) -> str:
@@ -253,7 +254,7 @@ class ReferenceOps:
     ) -> None:
         bounds, before = offsets.tolist(), prior.tolist()
         rows = slots.tolist()
-        for chunk, tile in tiles.tolist():
+        for chunk, tile, *_ in tiles.tolist():
             if chunk < 0:
                 continue
             low = bounds[chunk] + tile * self.tile_rows

@@ -73,7 +73,7 @@ class CudaRunner:
         # By plan row, of the last step.
         self.last_logits: dict[int, Tensor] = {}
         self.notes: tuple[str, ...] = ()
-        self._config = config
+        self._config = config if config.part_tokens else replace(config, part_tokens=ops.tile_rows)
         self._shape = shape
         self._source = in_eights(source) if fp8 else source
         self._fp8 = fp8
@@ -104,7 +104,7 @@ class CudaRunner:
 
     @property
     def config(self) -> EngineConfig:
-        """As given, or with the blocks that `fit` found room for."""
+        """As given, with the tokens of a tile, and the blocks that `fit` found room for."""
         return self._config
 
     @property

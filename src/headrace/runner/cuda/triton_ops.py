@@ -25,10 +25,16 @@ from headrace.runner.cuda.kernels.fused_product import (
     is_worth_fusing,
     start_rows,
 )
-from headrace.runner.cuda.kernels.prefill_attention import ROOMY, prefill_attention, prefill_config
+from headrace.runner.cuda.kernels.prefill_attention import (
+    ROOMY,
+    PrefillScratch,
+    prefill_attention,
+    prefill_config,
+    spread_over,
+)
 from headrace.runner.cuda.kernels.sampling import Draws, sample
 from headrace.runner.cuda.kernels.scan import Scan
-from headrace.runner.cuda.layout import Layout
+from headrace.runner.cuda.layout import MOST_ROUNDS, Layout
 from headrace.runner.cuda.products import fastest_product, scaled_product
 from headrace.runner.cuda.squares import Squares
 from headrace.weights.shape import ModelShape
@@ -56,6 +62,12 @@ class TritonOps:
         self._scan = Scan.make(max_samples, shape.vocab_size, device)
         self.tile_rows = self._prefill.tokens(shape.num_heads, shape.num_kv_heads)
         self._pieces = FusedScratch.make(device)
+        self.spread = 0 if self.row_exact else spread_over(shape.num_kv_heads, _multiprocessors(device))
+        self._parts: PrefillScratch | None = None
+        if self.spread:
+            self._parts = PrefillScratch.make(
+                MOST_ROUNDS * self.spread, shape.num_kv_heads, shape.head_dim, self._prefill, device
+            )
 
     @property
     def name(self) -> str:
@@ -138,11 +150,20 @@ class TritonOps:
         tiles: Tensor,
         scale: float,
     ) -> None:
-        prefill_attention(out, queries, keys, values, tables, slots, offsets, prior, tiles, scale, self._prefill)
+        prefill_attention(
+            out, queries, keys, values, tables, slots, offsets, prior, tiles, scale, self._prefill, self._parts
+        )
 
     def sample(self, logits: Tensor, slots: Tensor, state: DeviceSlots, tokens: Tensor, statuses: Tensor) -> None:
         draws = Draws(state.seeds, state.lengths, state.temperature, state.top_k, state.top_p, state.min_p)
         sample(logits, slots, draws, tokens, statuses, self._scan, last=state.last)
+
+
+def _multiprocessors(device: torch.device) -> int:
+    """The interpreter plays a large card."""
+    if device.type != "cuda":
+        return 132
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _shared_bytes(device: torch.device) -> int:

@@ -13,7 +13,7 @@ from headrace.core.request import SamplingParams
 from headrace.runner.cuda.buckets import bucket_for, row_buckets, token_buckets
 from headrace.runner.cuda.host_slots import HostSlots
 from headrace.runner.cuda.layout import HEADER, Layout, LayoutChoice
-from headrace.runner.cuda.packet import Laid, decode_packet, mixed_packet, padding_packet, put_changes
+from headrace.runner.cuda.packet import Laid, decode_packet, list_tiles, mixed_packet, padding_packet, put_changes
 from headrace.runner.cuda.slot_words import SlotWords, is_special, settings
 from tests.unit.runner.plans import begin, ints, plan
 
@@ -34,8 +34,10 @@ def test_buckets_hold_every_row_count_and_pad_little() -> None:
             assert rows <= held
             assert held <= max(8 * -(-rows // 8), 1.25 * rows)
     assert row_buckets(64) == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
-    sizes = token_buckets(8192)
-    assert sizes[-1] == 8192 and all(bucket_for(size + 1, sizes) <= 1.5 * size + 64 for size in sizes[:-1])
+    for shared in (True, False):
+        sizes = token_buckets(8192, shared=shared)
+        assert sizes[-1] == 8192 and all(bucket_for(size + 1, sizes) <= 1.5 * size + 64 for size in sizes[:-1])
+    assert token_buckets(512, shared=True) == (64, 96, 128, 160, 192, 224, 256, 384, 512)
 
 
 def test_every_step_has_a_layout_that_holds_it() -> None:
@@ -162,7 +164,9 @@ def test_decode_rows_come_first_and_chunks_bring_their_ids(slots: HostSlots) -> 
     assert part["owners"] == [0, 1, *[6] * 5, *[7] * 6, 8, -1, -1]
     assert part["offsets"] == [2, 7, 13, 14, 14, 14, 14]
     assert part["prior"] == [2, 3, 4, 0, 0, 0]
-    tiles = list(zip(part["tiles"][::2], part["tiles"][1::2], strict=True))
+    entries = [tuple(part["tiles"][at : at + 4]) for at in range(0, len(part["tiles"]), 4)]
+    tiles = [entry[:2] for entry in entries]
+    assert {entry[2:] for entry in entries[:5]} == {(0, 1)}
     assert sorted(tiles[:5]) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)] and set(tiles[5:]) == {(-1, -1)}
     assert tiles[0] == (1, 1)
     assert part["places"][:3] == [0, 1, 12]
@@ -170,6 +174,28 @@ def test_decode_rows_come_first_and_chunks_bring_their_ids(slots: HostSlots) -> 
     assert laid.sampling.tolist() == [1, 4, 2]
     assert laid.chunks.tolist() == [0, 2, 3]
     assert laid.firsts.tolist() == [2, 0, 7, 13, 1]
+
+
+def test_few_tiles_with_much_before_them_are_cut_to_fill_the_card() -> None:
+    """Longest first, the parts of a tile one after the other; room for them is in every layout."""
+    entries = list_tiles(ints([64, 20]), ints([60_000, 500]), tile_rows=32, spread=16)
+    assert entries[:, :2].tolist() == [[0, 1]] * 8 + [[0, 0]] * 8 + [[1, 0]]
+    assert entries[:8, 2:].tolist() == [[part, 8] for part in range(8)]
+    assert entries[-1].tolist() == [1, 0, 0, 1]
+    for counts, prior, spread in (([64], [60_000], 0), ([2048], [60_000], 16), ([64], [1500], 16), ([9], [0], 16)):
+        assert set(list_tiles(ints(counts), ints(prior), 32, spread)[:, 3].tolist()) == {1}
+    # Nine tiles fill half a card: cut into five each, they fill it three times.
+    assert set(list_tiles(ints([9 * 32]), ints([60_000]), 32, 16)[:, 3].tolist()) == {5}
+    choice = LayoutChoice(slots=32, max_tokens=2048, tile_rows=32, spread=16)
+    chance = np.random.default_rng(5)
+    for _ in range(300):
+        chunks = int(chance.integers(1, 9))
+        tokens, before = chance.integers(1, 200, chunks).tolist(), chance.integers(0, 130_000, chunks).tolist()
+        entries = list_tiles(ints(tokens), ints(before), 32, 16)
+        assert len(entries) <= choice.mixed(0, chunks, sum(tokens)).tiles
+        # What is cut comes first, where scratch has room for it.
+        parts = entries[:, 3]
+        assert (parts[3 * 16 :] == 1).all() and (np.diff((parts > 1).astype(int)) <= 0).all()
 
 
 def test_chunks_alone_have_no_room_for_decode_rows(slots: HostSlots) -> None:

@@ -4,9 +4,13 @@ the chunk itself, which was written before.
 
 Many chunks share a launch: the host lists tiles, a few tokens of one chunk each. A tile's rows are tokens times the
 query heads that share a key head. Keys are cut at fixed absolute positions and every row runs through the same
-arithmetic, so a row's bits depend on its own sequence alone. Knows slots, not plans.
+arithmetic, so a row's bits depend on its own sequence alone, unless few tiles with much before them are cut into parts
+to fill the card; the last part of a tile to finish merges them. Knows slots, not plans.
 """
 
+from dataclasses import dataclass
+
+import torch
 import triton
 import triton.language as tl
 from msgspec import Struct
@@ -40,6 +44,32 @@ def prefill_config(dim: int, shared_bytes: int = ROOMY) -> PrefillConfig:
     return PrefillConfig(tile=64, num_stages=3)
 
 
+def spread_over(kv_heads: int, multiprocessors: int = 132) -> int:
+    """Entries of the tile list that fill a card, each with all its heads."""
+    return max(1, multiprocessors // kv_heads)
+
+
+@dataclass(slots=True, frozen=True)
+class PrefillScratch:
+    """What parts of the first `entries` of the tile list leave for the merge: sums [entries, kv heads, rows, dim], and
+    maximum and weight of each row. `tickets` count finished parts; zero between launches."""
+
+    sums: Tensor
+    stats: Tensor
+    tickets: Tensor
+
+    @classmethod
+    def make(
+        cls, entries: int, kv_heads: int, dim: int, config: PrefillConfig, device: torch.device | str
+    ) -> "PrefillScratch":
+        rows = entries * kv_heads * config.rows
+        return cls(
+            sums=torch.empty(rows * dim, dtype=torch.float32, device=device),
+            stats=torch.empty(rows * 2, dtype=torch.float32, device=device),
+            tickets=torch.zeros(entries * kv_heads, dtype=torch.int32, device=device),
+        )
+
+
 def prefill_attention(
     out: Tensor,
     q: Tensor,
@@ -52,10 +82,12 @@ def prefill_attention(
     tiles: Tensor,
     scale: float,
     config: PrefillConfig,
+    scratch: PrefillScratch | None = None,
 ) -> None:
     """`out`, `q` [tokens, heads, dim]; `keys`, `values` [blocks, kv heads, block size, dim] of one layer; `tables`
     [slots, max blocks]; for each chunk its slot, where its tokens lie (`offsets` [chunks + 1]) and how many positions are
-    `prior` to it; `tiles` [m, 2] name a chunk (-1: none) and which tile of it, best those that read most first."""
+    `prior` to it; `tiles` [m, 4] name a chunk (-1: none), which tile of it, and which part of how many of what lies before
+    that tile, best those that read most first. Parts follow each other, and need `scratch`."""
     heads, dim = q.shape[1:]
     kv_heads, block_size = keys.shape[1], keys.shape[2]
     _prefill[(kv_heads, tiles.shape[0])](
@@ -69,6 +101,9 @@ def prefill_attention(
         prior,
         tiles,
         scale * _LOG2_E,
+        None if scratch is None else scratch.sums,
+        None if scratch is None else scratch.stats,
+        None if scratch is None else scratch.tickets,
         q.stride(0),
         out.stride(0),
         tables.stride(0),
@@ -79,6 +114,7 @@ def prefill_attention(
         rows=config.rows,
         tokens=config.tokens(heads, kv_heads),
         tile=config.tile,
+        cut=scratch is not None,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
@@ -96,6 +132,9 @@ def _prefill(
     prior,
     tiles,
     scale,
+    sums,
+    stats,
+    tickets,
     q_stride,
     out_stride,
     table_stride,
@@ -106,11 +145,12 @@ def _prefill(
     rows: tl.constexpr,
     tokens: tl.constexpr,
     tile: tl.constexpr,
+    cut: tl.constexpr,
 ):
     head, place = tl.program_id(0), tl.program_id(1)
-    chunk = tl.load(tiles + 2 * place)
+    chunk = tl.load(tiles + 4 * place)
     if chunk >= 0:
-        first = tl.load(tiles + 2 * place + 1) * tokens
+        first = tl.load(tiles + 4 * place + 1) * tokens
         begin = tl.load(offsets + chunk)
         count = tl.load(offsets + chunk + 1) - begin
         before = tl.load(prior + chunk)
@@ -131,15 +171,69 @@ def _prefill(
         stop = before + tl.minimum(first + tokens, count)
         # Up to here every row sees all that is read.
         clear = (before + first + 1) // tile * tile
+        begin_at, end_at, edge_at = 0, clear, clear
+        parts = 1
+        if cut:
+            parts = tl.load(tiles + 4 * place + 3)
+            later = parts - 1 - tl.load(tiles + 4 * place + 2)
+            stretch = tl.cdiv(clear // tile, parts) * tile
+            end_at = tl.maximum(clear - later * stretch, 0)
+            begin_at = tl.maximum(end_at - stretch, 0)
+            # The edge belongs to the last part, in which every row sees something: the first may be empty.
+            edge_at = tl.where(later == 0, clear, stop)
         best, weight, summed = _attend(
-            best, weight, summed, asked, keys, values, table, head, position, 0, clear, stop, scale,
+            best, weight, summed, asked, keys, values, table, head, position, begin_at, end_at, stop, scale,
             kv_heads, dim, block_size, tile, False,
         )  # fmt: skip
         best, weight, summed = _attend(
-            best, weight, summed, asked, keys, values, table, head, position, clear, stop, stop, scale,
+            best, weight, summed, asked, keys, values, table, head, position, edge_at, stop, stop, scale,
             kv_heads, dim, block_size, tile, True,
         )  # fmt: skip
-        tl.store(out + line * out_stride + column, (summed / weight[:, None]).to(out.dtype.element_ty), mask=held)
+        if cut:
+            if parts > 1:
+                piece = (place * kv_heads + head) * rows + r
+                tl.store(sums + piece[:, None].to(tl.int64) * dim + d[None, :], summed)
+                tl.store(stats + piece * 2, best)
+                tl.store(stats + piece * 2 + 1, weight)
+                last = place + later
+                # Every thread's part is written before one of them says so.
+                tl.debug_barrier()
+                ticket = tickets + last * kv_heads + head
+                if tl.atomic_add(ticket, 1, sem="acq_rel") == parts - 1:
+                    tl.store(ticket, 0)
+                    weight, summed = _merge(
+                        sums, stats, (last * kv_heads + head) * rows + r, parts, kv_heads, rows, dim
+                    )
+                    _put(out, line * out_stride + column, summed, weight, held)
+            else:
+                _put(out, line * out_stride + column, summed, weight, held)
+        else:
+            _put(out, line * out_stride + column, summed, weight, held)
+
+
+@triton.jit
+def _put(out, places, summed, weight, held):
+    tl.store(out + places, (summed / weight[:, None]).to(out.dtype.element_ty), mask=held)
+
+
+@triton.jit
+def _merge(sums, stats, piece, parts, kv_heads: tl.constexpr, rows: tl.constexpr, dim: tl.constexpr):
+    """Weight and sum of all parts, from `piece`, the last one, back to the first, which may hold nothing."""
+    d = tl.arange(0, dim)
+    best = tl.full([rows], float("-inf"), tl.float32)
+    weight = tl.zeros([rows], tl.float32)
+    summed = tl.zeros([rows, dim], tl.float32)
+    for _ in range(parts):
+        peak = tl.load(stats + piece * 2, cache_modifier=".cg")
+        part = tl.load(stats + piece * 2 + 1, cache_modifier=".cg")
+        among = tl.load(sums + piece[:, None].to(tl.int64) * dim + d[None, :], cache_modifier=".cg")
+        higher = tl.maximum(best, peak)
+        faded, kept = tl.exp2(best - higher), tl.exp2(peak - higher)
+        weight = weight * faded + part * kept
+        summed = summed * faded[:, None] + among * kept[:, None]
+        best = higher
+        piece -= kv_heads * rows
+    return weight, summed
 
 
 @triton.jit

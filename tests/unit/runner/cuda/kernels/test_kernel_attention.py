@@ -7,7 +7,12 @@ from torch import Tensor
 
 from headrace.runner.cuda.kernels import plain
 from headrace.runner.cuda.kernels.decode_attention import DecodeConfig, DecodeScratch, decode_attention
-from headrace.runner.cuda.kernels.prefill_attention import PrefillConfig, prefill_attention, prefill_config
+from headrace.runner.cuda.kernels.prefill_attention import (
+    PrefillConfig,
+    PrefillScratch,
+    prefill_attention,
+    prefill_config,
+)
 from tests.unit.runner.cuda.kernels.paged import HALF, Paged, paged, relative_error
 
 pytestmark = pytest.mark.unit
@@ -45,38 +50,49 @@ def test_decode_reads_its_own_context_and_nothing_else(heads: int, kv_heads: int
     assert not got[2].any()
 
 
-def tiles_of(counts: list[int], tokens: int, padding: int) -> Tensor:
+def tiles_of(counts: list[int], tokens: int, padding: int, parts: int) -> Tensor:
     listed = [(chunk, tile) for chunk, count in enumerate(counts) for tile in range(-(-count // tokens))]
-    return torch.tensor(listed[::-1] + [(-1, -1)] * padding, dtype=torch.int32)
+    whole = [(*entry, part, parts) for entry in listed[::-1] for part in range(parts)]
+    return torch.tensor(whole + [(-1,) * 4] * padding, dtype=torch.int32)
 
 
-def prefill(held: Paged, q: Tensor, slots: list[int], counts: list[int], prior: list[int], rows: int) -> Tensor:
+def prefill(
+    held: Paged, q: Tensor, slots: list[int], counts: list[int], prior: list[int], rows: int, parts: int = 1
+) -> Tensor:
+    """Twice where tiles are cut into `parts`: the first launch leaves nothing behind that would disturb the second."""
     heads, dim = q.shape[1:]
     kv_heads = held.keys.shape[1]
     config = PrefillConfig(rows=rows, tile=32, num_warps=4)
     out = torch.full_like(q, torch.nan)
-    prefill_attention(
-        out,
-        q,
-        held.keys,
-        held.values,
-        held.tables,
-        torch.tensor(slots, dtype=torch.int32),
-        torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32),
-        torch.tensor(prior, dtype=torch.int32),
-        tiles_of(counts, config.tokens(heads, kv_heads), padding=2),
-        dim**-0.5,
-        config,
-    )
+    tiles = tiles_of(counts, config.tokens(heads, kv_heads), 2, parts)
+    scratch = PrefillScratch.make(len(tiles), kv_heads, dim, config, "cpu") if parts > 1 else None
+    for _ in range(2 if scratch else 1):
+        prefill_attention(
+            out.fill_(torch.nan),
+            q,
+            held.keys,
+            held.values,
+            held.tables,
+            torch.tensor(slots, dtype=torch.int32),
+            torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32),
+            torch.tensor(prior, dtype=torch.int32),
+            tiles,
+            dim**-0.5,
+            config,
+            scratch,
+        )
+    assert scratch is None or not scratch.tickets.any()
     return out
 
 
+@pytest.mark.parametrize("parts", [1, 2, 3])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (3, 1, 64), (2, 2, 128)])
-def test_prefill_continues_after_a_cached_prefix(heads: int, kv_heads: int, dim: int) -> None:
-    slots, counts, prior = [1, 0, 3, 2], [45, 1, 33, 16], [16, 0, 0, 83]
-    held = paged([1, 61, 99, 33], kv_heads, dim)
+def test_prefill_continues_after_a_cached_prefix(heads: int, kv_heads: int, dim: int, parts: int) -> None:
+    """In parts too, of which those at a sequence's begin are empty, and one tile's last row ends where its edge begins."""
+    slots, counts, prior = [1, 0, 3, 2], [45, 1, 33, 16], [16, 63, 0, 83]
+    held = paged([64, 61, 99, 33], kv_heads, dim)
     q = ask(sum(counts), heads, dim)
-    got = prefill(held, q, slots, counts, prior, rows=32)
+    got = prefill(held, q, slots, counts, prior, 32, parts)
     want = plain.prefill_attention(
         q,
         held.keys,
