@@ -77,7 +77,7 @@ def request(
 ) -> Request:
     """A request whose ids follow from `seed` (by default from its name). `block_size` turns the prefix cache on."""
     if seed is None:
-        seed = sum(ord(letter) * 31**place for place, letter in enumerate(name)) % 2**31
+        seed = sum(ord(letter) * pow(31, place, 2**31) for place, letter in enumerate(name)) % 2**31
     prompt_ids = prompt(length, seed) if ids is None else tuple(ids)
     root = chain_root(salt=tenant.encode(), version="m@1") if block_size else b""
     made = Request(

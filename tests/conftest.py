@@ -1,5 +1,6 @@
-"""Settings and real models that tests share."""
+"""Settings and real models that tests share, and the order in which modules are run."""
 
+from itertools import zip_longest
 from pathlib import Path
 
 import hypothesis
@@ -9,6 +10,10 @@ TESTS = Path(__file__).parent
 # Real models that tests need, fetched once and kept between runs.
 MODELS = TESTS.parent / ".cache" / "models"
 THOROUGH_FACTOR = 10
+# Tiers whose tests mostly wait for other processes.
+WAITING = ("api", "browser", "contract")
+# Folders with the modules that compute longest, the longest first.
+COMPUTING = ("sim", "model", "property", "unit/runner/torch", "unit/runner")
 # A property of tests that were run twice, with what failed the first time.
 SECOND_CHANCE = "second chance"
 
@@ -46,8 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.is_relative_to(TESTS) and item.path.parent != TESTS:
             item.add_marker(item.path.relative_to(TESTS).parts[0])  # a tier is a folder: -m unit
-    # Together and first: so one process starts that server, and the others take the rest.
-    items.sort(key=lambda item: "model_server" not in getattr(item, "fixturenames", ()))
+    items[:] = _mixed(items)
     if config.getoption("--thorough"):
         _multiply_examples(items)
 
@@ -60,6 +64,23 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         if SECOND_CHANCE in found:
             terminalreporter.write_sep("=", "browser died, test run a second time")
             terminalreporter.write_line(f"{name}\n{found[SECOND_CHANCE]}")
+
+
+def _mixed(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Modules that wait take turns with modules that compute, and the quick ones come last: processes that take one module
+    after the other keep all cores busy, and end together."""
+    modules: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        modules.setdefault(item.path, []).append(item)
+    waiting = [path for path in modules if _place(path, WAITING) < len(WAITING)]
+    others = sorted(modules.keys() - waiting, key=lambda path: (_place(path, COMPUTING), path))
+    order = [path for pair in zip_longest(waiting, others) for path in pair if path is not None]
+    return [item for path in order for item in modules[path]]
+
+
+def _place(path: Path, folders: tuple[str, ...]) -> int:
+    """Which of these folders it is in; their number where it is in none."""
+    return next((place for place, folder in enumerate(folders) if path.is_relative_to(TESTS / folder)), len(folders))
 
 
 def _multiply_examples(items: list[pytest.Item]) -> None:

@@ -26,9 +26,9 @@ def fake_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def model_server(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[LiveServer]:
-    """The default chat model, really computed."""
+    """The default chat model, really computed. Started for each module that uses it, and it takes its time."""
     with live_server(tmp_path_factory.mktemp("model"), "--model", f"default={smollm2_path}") as server:
         yield server
 

@@ -1,9 +1,15 @@
-"""The official `openai` client and the default model: what can only be seen where words and chances mean something.
+"""The official `openai` client and the default model: what can only be seen where words and chances mean something, and
+where steps take their time.
 
 The model is small. So it is asked what it surely knows, and where its shape is given, only the shape is relied on.
+All tests of its server are here, so that it is started once.
 """
 
+import http.client
+import json
 import math
+import threading
+import time
 from typing import Any, Literal
 
 from openai import OpenAI
@@ -17,6 +23,15 @@ FRANCE: dict[str, Any] = {
     "temperature": 0,
 }
 SENTENCE = "The capital of France is Paris"
+LONG_TOKENS, SHORT_TOKENS, NUM_SHORT = 400, 10, 15
+# A machine that is busy with something else may take a second for a token.
+MOST_S = 600.0
+STORY: dict[str, Any] = {
+    "model": "default",
+    "messages": [{"role": "user", "content": "Tell me a story."}],
+    "ignore_eos": True,
+    "temperature": 0,
+}
 
 
 class Capital(BaseModel):
@@ -27,6 +42,11 @@ class Capital(BaseModel):
 def test_it_knows_paris(model_client: OpenAI) -> None:
     (choice,) = model_client.chat.completions.create(**FRANCE, max_tokens=20).choices
     assert "Paris" in (choice.message.content or "") and choice.finish_reason == "stop"
+
+
+def test_it_knows_paris_without_the_client_too(model_server: LiveServer) -> None:
+    assert "Paris" in model_server.text(**FRANCE, max_tokens=20)
+    assert model_server.ready["models"][0]["context_len"] == 8192
 
 
 def test_parse_is_really_filled(model_client: OpenAI) -> None:
@@ -138,3 +158,44 @@ def test_echo_and_output_are_scored_in_one_row(model_client: OpenAI) -> None:
     )
     assert found.text_offset == [len("".join(found.tokens[:place])) for place in range(len(found.tokens))]
     assert found.token_logprobs is not None and len(found.token_logprobs) == len(found.tokens)
+
+
+def answered(server: LiveServer, max_tokens: int) -> Any:
+    """How many tokens the answer has, or why there is none."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=MOST_S)
+    headers = {
+        "Authorization": f"Bearer {server.key}",
+        "Content-Type": "application/json",
+        # Nobody is sent away because fifteen prompts are more than a slow machine reads in its tier's time.
+        "x-headrace-ttft-target-ms": str(int(1e3 * MOST_S)),
+    }
+    try:
+        connection.request("POST", "/v1/chat/completions", json.dumps({**STORY, "max_tokens": max_tokens}), headers)
+        response = connection.getresponse()
+        reply = json.loads(response.read())
+        return reply["usage"]["completion_tokens"] if response.status == 200 else reply
+    finally:
+        connection.close()
+
+
+def test_short_requests_end_long_before_a_long_one(model_server: LiveServer) -> None:
+    """One long request and fifteen short ones at once, over HTTP: the short ones do not wait."""
+    ended_s: dict[int, float] = {}
+    told: dict[int, Any] = {}
+    limits = [LONG_TOKENS] + [SHORT_TOKENS] * NUM_SHORT
+
+    def ask(number: int) -> None:
+        told[number] = answered(model_server, limits[number])
+        ended_s[number] = time.monotonic()
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(limits))]
+    began_s = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [told[number] for number in range(len(limits))] == limits
+    long_s = ended_s.pop(0) - began_s
+    worst_s = max(ended_s.values()) - began_s
+    # A fortieth of its tokens, with time for sixteen prompts: far less than half of its time.
+    assert worst_s < 0.5 * long_s, f"the worst short request took {worst_s:.1f} s of the long one's {long_s:.1f} s"

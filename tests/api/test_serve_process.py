@@ -108,12 +108,6 @@ def test_the_chat_command_talks_to_it(fake_server: LiveServer) -> None:
     assert len(said.stdout) > 5
 
 
-def test_the_default_model_answers(model_server: LiveServer) -> None:
-    question = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
-    assert "Paris" in model_server.text(messages=question, temperature=0, max_tokens=20)
-    assert model_server.ready["models"][0]["context_len"] == 8192
-
-
 def test_processes_are_named_and_their_folder_is_private(fake_server: LiveServer) -> None:
     assert fake_server.child("gateway") and fake_server.child("worker fake 0")
     (folder,) = (fake_server.home / "run").iterdir()

@@ -17,13 +17,12 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from headrace.accounts.keys import KeyRing
-from headrace.cli.redis import open_redis
 from headrace.cli.sweep import THRESHOLDS, Sweep
 from headrace.cluster.local import die_with_parent
 from headrace.cluster.replica import Replica
@@ -42,7 +41,6 @@ from headrace.serving.model_text import ModelText
 from headrace.serving.service import Service
 from headrace.streams.file_journal import FileJournal
 from headrace.streams.journal import Journal
-from headrace.streams.redis_journal import RedisJournal
 from headrace.streams.segment import segments_in
 from headrace.telemetry.log import LineWriter, log_to
 from headrace.telemetry.metrics import Metrics
@@ -50,6 +48,9 @@ from headrace.text.byte_vocabulary import byte_vocabulary
 from headrace.text.limited import LimitedPool
 from headrace.transport.unix import UnixNetwork
 from headrace.weights.checkpoint import open_checkpoint
+
+if TYPE_CHECKING:
+    from headrace.streams.redis_journal import RedisJournal
 
 _LOG = logging.getLogger("headrace.gateway")
 _MOST_DESCRIPTORS = 1 << 16
@@ -130,6 +131,9 @@ class _Front:
         self._journal: Journal | None
         self._shared: RedisJournal | None = None
         if is_redis(config.gateway.journal):
+            # The client takes an eighth of a gateway's start: only where it is used.
+            from headrace.cli.redis import open_redis
+
             self._journal = self._shared = open_redis(orders, index)
         else:
             self._journal = _journal(orders, folder)

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from headrace.core.errors import InvalidModel
 from headrace.weights.generation import GenerationDefaults
-from headrace.weights.gguf_checkpoint import GgufCheckpoint
-from headrace.weights.hf_checkpoint import HfCheckpoint
 from headrace.weights.pouring import OpenTap
 from headrace.weights.shape import ModelShape
 from headrace.weights.vocabulary import Vocabulary
@@ -48,10 +46,15 @@ class Checkpoint(Protocol):
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """A folder is Hugging Face's, a file named *.gguf is GGUF."""
+    """A folder is Hugging Face's, a file named *.gguf is GGUF. What reads it is imported here: processes over the fake
+    start without, and that is a tenth of their start."""
     if path.is_dir():
+        from headrace.weights.hf_checkpoint import HfCheckpoint
+
         return HfCheckpoint(path)
     if path.suffix.lower() == ".gguf":
+        from headrace.weights.gguf_checkpoint import GgufCheckpoint
+
         return GgufCheckpoint(path)
     told = "is neither a folder nor a .gguf file" if path.exists() else "does not exist"
     raise InvalidModel(f"{path}: {told}")

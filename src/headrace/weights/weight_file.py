@@ -5,19 +5,23 @@ or poured as it is. Nothing is mapped, so a file that shrinks under us is an err
 Knows no file format and no model.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from stat import S_ISREG
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
 from headrace.core.errors import InvalidModel
-from headrace.weights.encodings import Encoding
+
+if TYPE_CHECKING:
+    from headrace.weights.encodings import Encoding
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -118,7 +122,7 @@ class WeightFile:
             self._finish(hasher)
         return self.sha256
 
-    def _read_tensor(self, tensor: StoredTensor, hasher: "hashlib._Hash", advance: Advance) -> NDArray[np.float32]:
+    def _read_tensor(self, tensor: StoredTensor, hasher: hashlib._Hash, advance: Advance) -> NDArray[np.float32]:
         encoding = tensor.encoding
         out = np.empty(tensor.size_bytes // encoding.block_bytes * encoding.block_values, np.float32)
         slice_bytes = _SLICE_BYTES // encoding.block_bytes * encoding.block_bytes
@@ -137,7 +141,7 @@ class WeightFile:
                 advance(len(raw))
         return _as_halves(out.reshape(tensor.dims), tensor.paired_heads)
 
-    def _pour_tensor(self, tensor: StoredTensor, tap: Tap, hasher: "hashlib._Hash", advance: Advance) -> None:
+    def _pour_tensor(self, tensor: StoredTensor, tap: Tap, hasher: hashlib._Hash, advance: Advance) -> None:
         block, start = tensor.encoding.block_bytes, 0
         while start < tensor.size_bytes:
             room = tap.lend()
@@ -150,7 +154,7 @@ class WeightFile:
         if not tap.is_finite(tensor):
             raise self._not_finite(tensor)
 
-    def _skip(self, hasher: "hashlib._Hash", start: int, end: int, advance: Advance) -> None:
+    def _skip(self, hasher: hashlib._Hash, start: int, end: int, advance: Advance) -> None:
         buffer = memoryview(bytearray(min(_SKIP_BYTES, max(0, end - start))))
         for offset in range(start, end, _SKIP_BYTES):
             raw = buffer[: min(_SKIP_BYTES, end - offset)]
@@ -162,7 +166,7 @@ class WeightFile:
         told = f"tensor {tensor.name} holds a number that is not finite"
         return InvalidModel(f"{self.path.name}: {told}", param=tensor.name)
 
-    def _finish(self, hasher: "hashlib._Hash") -> None:
+    def _finish(self, hasher: hashlib._Hash) -> None:
         status = os.fstat(self._descriptor)
         if (status.st_size, status.st_mtime_ns) != (self.size_bytes, self._written_ns):
             raise InvalidModel(f"{self.path.name}: changed while it was read")
