@@ -29,6 +29,8 @@ from headrace.engine.state import State
 
 # The proof takes milliseconds per thousand blocks: when idle, and not every time.
 _CHECK_EVERY_S = 10.0
+# What no step brought has no rows; made once, since four empty arrays take longer than all else of it.
+_NO_STEP = StepFrame(-1)
 
 
 class Engine:
@@ -168,7 +170,7 @@ class Engine:
     def take_events(self, now_s: float) -> StepFrame:
         """Ends that no step brought: aborts, timeouts."""
         self._state.expire(now_s)
-        return self._with_ended(StepFrame(-1))
+        return self._with_ended(_NO_STEP)
 
     def _sample_if_known(self) -> None:
         """Masks can be made once every earlier plan is applied."""

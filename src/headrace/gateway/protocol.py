@@ -229,10 +229,12 @@ class FencedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        has_host = False
         for name, value in self.headers:
             if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
                 raise InvalidInput(_MALFORMED)
-        if self.parser.get_http_version() == "1.1" and not any(name == b"host" for name, _ in self.headers):
+            has_host = has_host or name == b"host"
+        if not has_host and self.parser.get_http_version() == "1.1":
             raise InvalidInput(_MALFORMED)
         self._is_offer = self.parser.should_upgrade()
         if self._is_offer:

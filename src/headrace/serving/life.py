@@ -15,6 +15,9 @@ from headrace.serving.voice import Voice
 from headrace.streams.record import Ending, Failure, Record, Usage
 from headrace.streams.stream import Stream
 
+# An enumeration looks for a value by way of several calls.
+_NAMES = {stage: stage.value for stage in Stage}
+
 
 class Life:
     """`left` choices have not ended. `tried` are the replicas it was given to, the last one being where it is; what
@@ -173,7 +176,7 @@ class Life:
     def tell_end(self, now_s: float, failure: Failure | None = None) -> None:
         self.failure = failure
         self.stages.enter(Stage.CLIENT, now_s)
-        told = {stage.value: seconds for stage, seconds in self.stages.seconds.items()}
+        told = {_NAMES[stage]: seconds for stage, seconds in self.stages.seconds.items()}
         self.stream.end(Ending(self.usage(), failure, told), age_s=self.age_s(now_s))
 
     def explain(self, seconds: dict[Stage, float]) -> Explanation:
@@ -184,7 +187,7 @@ class Life:
             tenant=self.caller.tenant,
             model=self.model.name,
             replica=self.replica,
-            stages={stage.value: spent for stage, spent in seconds.items()},
+            stages={_NAMES[stage]: spent for stage, spent in seconds.items()},
             wall_s=sum(seconds.values()),
             usage=self.usage(),
             finish=tuple(voice.finish or "error" for voice in self.voices),

@@ -7,13 +7,12 @@ and in its order, whoever says it. What goes wrong with one life ends that one: 
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-
-import numpy as np
+import struct
+from collections.abc import Callable, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
 
 from headrace.core.errors import HeadraceError, Refused, Unreachable, WorkerKilled
-from headrace.core.event import Counter, Outcome
+from headrace.core.event import NUM_COUNTERS, Counter, Outcome
 from headrace.core.hashing import sequence_digest
 from headrace.core.messages import AttachPart, End, Frame, GrammarText, Refusal, SubmitPart, WorkerState
 from headrace.core.ports import Clock
@@ -36,6 +35,28 @@ _TAKEN = "taken"
 _PAUSE_S = 0.05
 # Of a refusal: its worker does not have the sequence any more.
 _NOT_ATTACHABLE = "not_attachable"
+_COUNTER = struct.Struct("<i")
+
+
+class Guard:
+    """Around what is said of one life. A class, since one made from a generator takes several times as long, and there
+    are some in every frame."""
+
+    __slots__ = ("_life", "_lives")
+
+    def __init__(self, lives: "Lives", life: Life) -> None:
+        self._lives = lives
+        self._life = life
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        log.error("something of request %s could not be told", self._life.stream.id, exc_info=error)
+        self._lives.break_off(self._life)
+        return True
 
 
 class Lives:
@@ -130,7 +151,7 @@ class Lives:
                     tell_score(voice, score)
                 except Exception:
                     log.exception("a score of request %s could not be told", voice.life.stream.id)
-                    self._break(voice.life)
+                    self.break_off(voice.life)
         ended = {end.key for end in frame.ended}
         said: dict[Life, list[Part]] = {}
         if frame.keys:
@@ -163,7 +184,7 @@ class Lives:
         voices = self._voices
         # A worker that is attached to says several tokens of a voice at once: they are told as one.
         telling: dict[Voice, None] = {}
-        for key, index, token in frame.rows():
+        for row, (key, index, token) in enumerate(frame.rows()):
             voice = voices.get(key)
             if voice is None or voice.is_stopped:
                 continue
@@ -173,7 +194,7 @@ class Lives:
                 continue
             try:
                 if voice.first_s is None:
-                    self._begin(voice, frame, said, now_s)
+                    self._begin(voice, _num_cached(frame, row), said, now_s)
                 is_telling = voice.hear(token)
                 if voice.choice.stopped:
                     voice.is_stopped = True
@@ -183,7 +204,7 @@ class Lives:
                     telling[voice] = None
             except Exception:
                 log.exception("a token of request %s could not be told", voice.life.stream.id)
-                self._break(voice.life)
+                self.break_off(voice.life)
         for voice in telling:
             life = voice.life
             try:
@@ -193,7 +214,7 @@ class Lives:
                     said[life] = [voice.tell()]
             except Exception:
                 log.exception("a token of request %s could not be told", life.stream.id)
-                self._break(life)
+                self.break_off(life)
 
     def lost(self, replica: str, keys: Sequence[int], *, is_dead: bool = True) -> None:
         with self.held():
@@ -221,11 +242,10 @@ class Lives:
         self._release(voice)
         self._displaced.append(voice)
 
-    def _begin(self, voice: Voice, frame: Frame, said: dict[Life, list[Part]], now_s: float) -> None:
+    def _begin(self, voice: Voice, num_cached: int, said: dict[Life, list[Part]], now_s: float) -> None:
         """Its first token is here."""
         voice.first_s = now_s
-        row = int(np.flatnonzero(np.frombuffer(frame.keys, "<i8") == voice.key)[0])
-        voice.num_cached = int(frame.counter_rows()[row, Counter.PROMPT_CACHED])
+        voice.num_cached = num_cached
         if voice.life.first_s is None:
             voice.life.first_s = now_s
         prompt = voice.tell_prompt()
@@ -241,18 +261,13 @@ class Lives:
                 life.stream.append(parts, step=step, age_s=life.age_s(now_s), usage=usage)
             except Exception:
                 log.exception("a step of request %s could not be told", life.stream.id)
-                self._break(life)
+                self.break_off(life)
 
-    @contextmanager
-    def guard(self, life: Life) -> Iterator[None]:
+    def guard(self, life: Life) -> "Guard":
         """What goes wrong in here ends this life alone."""
-        try:
-            yield
-        except Exception:
-            log.exception("something of request %s could not be told", life.stream.id)
-            self._break(life)
+        return Guard(self, life)
 
-    def _break(self, life: Life) -> None:
+    def break_off(self, life: Life) -> None:
         """Something of a reply is lost: it ends now, so that it cannot end as if it were whole."""
         if life.refuse(HeadraceError(INTERNAL.message)):
             return  # who opens it hears of it, and drops it
@@ -388,3 +403,9 @@ def _is_cut_off(voice: Voice, end: End) -> bool:
     counters = end.counters
     num_said = voice.num_replayed + counters.emitted + counters.overrun
     return end.outcome is Outcome.FINISHED and num_said > len(voice.heard)
+
+
+def _num_cached(frame: Frame, row: int) -> int:
+    """Of the prompt of that row's sequence. One number of a frame is read faster without an array of them."""
+    found: int = _COUNTER.unpack_from(frame.counters, _COUNTER.size * (row * NUM_COUNTERS + Counter.PROMPT_CACHED))[0]
+    return found

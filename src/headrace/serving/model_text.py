@@ -58,6 +58,7 @@ class ModelText:
                 limited,
                 bos_token=vocabulary.bos_token,
                 eos_token=vocabulary.eos_token,
+                encode=tokenizer.encode_behind,
             )
         return ModelText(
             name=name,

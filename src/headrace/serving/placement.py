@@ -116,9 +116,11 @@ class Placement:
 
     async def _hash_ahead(self, life: Life) -> None:
         """Long prompts are hashed off the loop, before a replica is picked: all of a version agree on the hashes."""
+        if life.num_prompt_tokens <= _INLINE_TOKENS:
+            return
         cards = (replica.card for replica in self._replicas.of(life.model.name) if replica.is_ready)
         card = next((card for card in cards if card is not None), None)
-        if card is None or life.num_prompt_tokens <= _INLINE_TOKENS:
+        if card is None:
             return
         _check_context(life, card)
         root = self._root(life.caller.tenant, card)

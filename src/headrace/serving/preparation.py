@@ -141,9 +141,9 @@ def _check_scores(model: ModelText, prepared: Sequence[Prepared]) -> None:
             )
 
 
-def grammar_of(ask: Ask) -> Grammar | None:
-    """What constrains the reply; InvalidInput when several things do."""
-    match shape_of(ask):
+def grammar_of(ask: Ask, shape: str | None = None) -> Grammar | None:
+    """What constrains the reply; InvalidInput when several things do. `shape` is the ask's, where that is known."""
+    match shape_of(ask) if shape is None else shape:
         case "json_schema":
             return Grammar.json_schema(ask.json_schema)
         case "json_object":
@@ -177,8 +177,9 @@ def _draft(
     check_ask(ask)
     messages = ask.messages if ask.messages is not None else [{"role": "user", "content": ask.prompt}]
     tools = ToolPlan(()) if traits is None else plan_tools(ask, messages, model.syntax, traits)
-    grammar = tools.grammar or grammar_of(ask)
-    blamed = shape_of(ask) if tools.grammar is None else "tools"
+    shape = shape_of(ask) if tools.grammar is None else ""
+    grammar = tools.grammar or grammar_of(ask, shape)
+    blamed = shape if tools.grammar is None else "tools"
     if grammar is not None and not model.eos_ids:
         raise InvalidInput("this model's end is unknown, so no grammar can end its reply", param=blamed)
     sampling = sampling_of(ask, seed=seeds(), masked=grammar is not None)

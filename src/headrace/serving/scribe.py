@@ -5,8 +5,7 @@ another gateway has taken over is told so.
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from headrace.streams.journal import NOBODY, Birth, Entry, Journal, Name
 from headrace.streams.record import Ending, Failure, Record, Usage
@@ -37,15 +36,16 @@ class Scribe:
         """It said nothing, and never will."""
         self._births.pop(stream, None)
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """What is written meanwhile goes into one append."""
+    def held(self) -> "Scribe":
+        """To be entered: what is written meanwhile goes into one append."""
+        return self
+
+    def __enter__(self) -> None:
         self._is_held = True
-        try:
-            yield
-        finally:
-            self._is_held = False
-            self._flush()
+
+    def __exit__(self, *error: object) -> None:
+        self._is_held = False
+        self._flush()
 
     def bury(self, birth: Birth, number: int, failure: Failure) -> None:
         """End a stream that nobody can speak for any more, in the journal alone: it is not asked for again."""

@@ -7,7 +7,7 @@ no process is asked.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -16,6 +16,8 @@ from msgspec import Struct
 MAX_MESSAGES = 64
 # Larger ones have their bounds checked by who renders them.
 MAX_CHARS = 64 << 10
+# A text of a template's own that stands between special tokens in every prompt; longer ones are few.
+MAX_SETTLED_CHARS = 64
 _PLAIN = 2
 
 
@@ -43,6 +45,21 @@ class Form(Struct, frozen=True, array_like=True):
             else "".join([part if isinstance(part, str) else _filling(part, contents) for part in piece])
             for piece in self.pieces
         ]
+
+    def settled(self, encode: Callable[[str], Sequence[int]]) -> "Form":
+        """The same, with ids in place of short texts without a blank, so that they are not encoded again for every prompt.
+        `encode` is for what follows a special token; a prompt's first text has nothing before it, and stays."""
+        known: dict[str, Sequence[int]] = {}
+        pieces: list[int | list[str | int]] = []
+        for place, piece in enumerate(self.pieces):
+            text = _constant(piece) if place else None
+            if text is None:
+                pieces.append(piece)
+                continue
+            if text not in known:
+                known[text] = encode(text)
+            pieces.extend(known[text])
+        return Form(pieces, self.absent)
 
 
 class Forms:
@@ -93,6 +110,15 @@ def text_of(message: Mapping[str, Any]) -> str | None:
 
 def shape_of(messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> Shape:
     return Shape(tuple([message["role"] for message in messages]), add_generation_prompt)
+
+
+def _constant(piece: int | list[str | int]) -> str | None:
+    """The whole of a short text in which nothing is filled."""
+    if isinstance(piece, int):
+        return None
+    texts = [part for part in piece if isinstance(part, str)]
+    text = "".join(texts)
+    return text if len(texts) == len(piece) and len(text) <= MAX_SETTLED_CHARS else None
 
 
 def _filling(blank: int, contents: Sequence[str]) -> str:

@@ -1,11 +1,11 @@
 """A model's chat template: conversations in, prompts out as texts and special-token ids.
 
 Owns what a conversation may hold and how it is put before a template. The template itself runs in a limited
-process (`renderer`). Knows no tokeniser; a model's first token (`bos`) is the caller's to add where the template
-did not write it.
+process (`renderer`). Of the tokeniser it is told how short texts between special tokens are encoded; a model's first
+token (`bos`) is the caller's to add where the template did not write it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -38,7 +38,8 @@ class Conversation(Struct, frozen=True):
 
 class ChatTemplate:
     """`special_ids` are the texts a tokeniser knows as single special tokens: prompts are split at those that the
-    template wrote, and only there."""
+    template wrote, and only there. `encode` gives the ids of what stands behind one; with it, prompts of a known form have
+    ids where the template wrote the same few words into all of them."""
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class ChatTemplate:
         bos_token: str = "",
         eos_token: str = "",
         max_chars: int = 4 << 20,
+        encode: Callable[[str], Sequence[int]] | None = None,
     ) -> None:
         if not text.strip():
             raise InvalidModel("the model has no chat template")
@@ -57,6 +59,7 @@ class ChatTemplate:
         self._developer = "developer" if "developer" in text else "system"
         self._pool = pool
         self._max_chars = max_chars
+        self._encode = encode
         self._traits: Traits | None = None
         self._forms = Forms()
 
@@ -101,7 +104,8 @@ class ChatTemplate:
         except BaseException:
             self._forms.forget(shape)
             raise
-        self._forms.file(shape, formed.form)
+        form = formed.form
+        self._forms.file(shape, form if form is None or self._encode is None else form.settled(self._encode))
         return formed.pieces
 
     async def _render(self, job: PackedJob) -> list[str | int]:

@@ -62,6 +62,10 @@ class Tokenizer:
     def encode_text(self, text: str) -> list[int]:
         return self.encode_parts([text])
 
+    def encode_behind(self, text: str) -> list[int]:
+        """Ids of a text that follows a special token."""
+        return _encode(self._following, [text])[0]
+
     def encode_parts(self, parts: Sequence[Piece]) -> list[int]:
         return self.encode_batch([parts])[0]
 

@@ -4,6 +4,7 @@ Owns the queue between threads, and bounds it in bytes: submissions past that ar
 thread has looked at them. Safe to fill from any thread and from a signal handler; emptied by one thread.
 """
 
+from collections import deque
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -76,6 +77,8 @@ class Inbox:
         self._queue: SimpleQueue[Any] = SimpleQueue()
         self._head: list[Item] = []
         self._max_bytes = max_bytes
+        # Of submissions that wait, in their order.
+        self._sizes: deque[int] = deque()
         # One writer each, so neither needs a lock: who puts submissions, and who takes them.
         self._put_bytes = 0
         self._taken_bytes = 0
@@ -88,6 +91,7 @@ class Inbox:
                 item = TurnedAway(item.link, item.command.keys)
             else:
                 self._put_bytes += size
+                self._sizes.append(size)
         self._queue.put(item)
 
     def take(self) -> list[Item]:
@@ -99,7 +103,7 @@ class Inbox:
         except Empty:
             for item in taken:
                 if isinstance(item, Order) and isinstance(item.command, Submit):
-                    self._taken_bytes += submit_bytes(item.command)
+                    self._taken_bytes += self._sizes.popleft()
             return taken
 
     def wait(self, timeout_s: float) -> bool:

@@ -65,8 +65,10 @@ def frame_bytes(frame: Frame) -> int:
     """About what a frame takes on its way, without encoding it."""
     size = _FRAME_BYTES + len(frame.keys) + len(frame.indices) + len(frame.tokens) + len(frame.counters)
     size += _EVENT_BYTES * (len(frame.ended) + len(frame.refused)) + _KEY_BYTES * len(frame.accepted)
-    size += sum(len(end.message) for end in frame.ended)
-    size += sum(len(refusal.message) + _KEY_BYTES * len(refusal.keys) for refusal in frame.refused)
+    for end in frame.ended:
+        size += len(end.message)
+    for refusal in frame.refused:
+        size += len(refusal.message) + _KEY_BYTES * len(refusal.keys)
     if frame.scores is not None:
         scores = frame.scores
         size += len(scores.owners) + len(scores.positions) + len(scores.logprobs)

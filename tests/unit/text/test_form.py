@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.core.errors import InvalidInput, QueueFull
-from headrace.text.byte_vocabulary import TEMPLATE
+from headrace.text.byte_vocabulary import TEMPLATE, byte_vocabulary
 from headrace.text.form import MAX_CHARS, Form, Forms, Shape, contents_of
 from headrace.text.former import MAX_LITERAL_CHARS, Former
 from headrace.text.limited import LimitedPool
@@ -18,6 +18,7 @@ from headrace.text.limited_process import Limits
 from headrace.text.renderer import Renderer
 from headrace.text.rendering import Formed, RenderJob, TemplateSource
 from headrace.text.template import ChatTemplate, Conversation
+from headrace.text.tokenizer import Tokenizer
 from tests.unit.text import templates
 from tests.unit.text.templates import SPECIAL_IDS
 
@@ -101,6 +102,19 @@ def test_a_form_is_the_prompt_with_blanks() -> None:
     assert found.pieces == [1, "user\nhi", 2, "\n", 1, "assistant\n"]
     assert found.form == Form([1, ["user\n", 0], 2, ["\n"], 1, ["assistant\n"]])
     assert found.form.fill([" you "]) == [1, "user\n you ", 2, "\n", 1, "assistant\n"]
+
+
+def test_what_all_prompts_of_a_form_share_is_encoded_once() -> None:
+    asked: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        asked.append(text)
+        return [len(text), 99]
+
+    form = Form([["once "], 1, ["user\n", 0], 2, ["\n"], 1, ["assistant", "\n"], 2, ["\n"], 1, ["x" * 65]], ["no"])
+    settled = form.settled(encode)
+    assert asked == ["\n", "assistant\n"]
+    assert settled == Form([["once "], 1, ["user\n", 0], 2, 1, 99, 1, 10, 99, 2, 1, 99, 1, ["x" * 65]], ["no"])
 
 
 def test_a_template_that_strips_has_a_form_that_does() -> None:
@@ -202,6 +216,20 @@ def pool(processes: CountedPool) -> CountedPool:
 
 def chat(pool: LimitedPool, text: str) -> ChatTemplate:
     return ChatTemplate(text, SPECIAL_IDS, pool)
+
+
+def test_a_prompt_has_the_same_ids_before_and_after_its_form_is_known(pool: CountedPool) -> None:
+    tokenizer = Tokenizer(byte_vocabulary())
+    template = ChatTemplate(TEMPLATE, tokenizer.special_ids, pool, encode=tokenizer.encode_behind)
+    conversation = Conversation([user("Hi,"), {"role": "assistant", "content": "you"}, user("there\n")])
+
+    async def story() -> None:
+        first, second = [await template.render(conversation) for _ in range(2)]
+        assert pool.asked.count("form") == 1
+        assert [piece for piece in second if isinstance(piece, str)] == ["user\nHi,", "assistant\nyou", "user\nthere\n"]
+        assert tokenizer.encode_parts(first) == tokenizer.encode_parts(second)
+
+    asyncio.run(story())
 
 
 def test_only_the_first_conversation_of_a_shape_asks_a_process(pool: CountedPool) -> None:

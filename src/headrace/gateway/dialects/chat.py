@@ -5,6 +5,7 @@ from it. The first event names the role of every choice.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from itertools import chain
 
 from msgspec import UNSET, UnsetType
@@ -37,10 +38,21 @@ class ChatDialect:
         self.heading = heading
         self.wants = wants
         self.num_choices = num_choices
-        self._envelope = Envelope(heading, "chat.completion.chunk", wants)
-        self._plain_head = self._envelope.head + b'{"index":'
-        self._plain_tail = _PLAIN_END + self._envelope.tail
         self._is_plain = wants.is_plain
+
+    # Made with the first frame: what is answered whole has none, nor has a dialect before it is bound.
+
+    @cached_property
+    def _envelope(self) -> Envelope:
+        return Envelope(self.heading, "chat.completion.chunk", self.wants)
+
+    @cached_property
+    def _plain_head(self) -> bytes:
+        return self._envelope.head + b'{"index":'
+
+    @cached_property
+    def _plain_tail(self) -> bytes:
+        return _PLAIN_END + self._envelope.tail
 
     def bound(self, created_s: float, fingerprint: str) -> "ChatDialect":
         heading = replace(self.heading, created=int(created_s), fingerprint=fingerprint)

@@ -4,6 +4,7 @@ One event per record, as in chat. What is told of a prompt (an echo, its log-pro
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import chain
 
 from msgspec import UNSET
@@ -23,10 +24,21 @@ class CompletionDialect:
         self.heading = heading
         self.wants = wants
         self.num_choices = num_choices
-        self._envelope = Envelope(heading, "text_completion", wants)
-        self._plain_head = self._envelope.head + b'{"index":'
-        self._plain_tail = _PLAIN_END + self._envelope.tail
         self._is_plain = wants.is_plain
+
+    # Made with the first frame: what is answered whole has none, nor has a dialect before it is bound.
+
+    @cached_property
+    def _envelope(self) -> Envelope:
+        return Envelope(self.heading, "text_completion", self.wants)
+
+    @cached_property
+    def _plain_head(self) -> bytes:
+        return self._envelope.head + b'{"index":'
+
+    @cached_property
+    def _plain_tail(self) -> bytes:
+        return _PLAIN_END + self._envelope.tail
 
     def bound(self, created_s: float, fingerprint: str) -> "CompletionDialect":
         heading = replace(self.heading, created=int(created_s), fingerprint=fingerprint)
