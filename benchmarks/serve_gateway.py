@@ -7,6 +7,7 @@ The frames alone, with the journal in a Redis of its own: --streams --journal re
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from serve_rig import FREE, Server, apart, fake_config, fresh_key, load, ms, redis, say, server, tenant, verdict
+from serve_rig import FREE, Server, apart, child, fake_config, fresh_key, load, ms, redis, say, server, tenant, verdict
 
 from headrace.core.stages import Stage
 
@@ -120,6 +121,26 @@ def measure_apart(seconds: float) -> dict[str, Any]:
     return {"calm": calm, "p50_s": service["p50"], "p99_s": service["p99"]}
 
 
+def measure_worker(seconds: float) -> dict[str, Any]:
+    """The latency at 300/s of the worker alone, asked at its socket: of what a client sees this is not the gateway's."""
+    with server(fake_config(FREE)) as one:
+        argv = [sys.executable, str(HERE / "serve_worker.py"), str(worker_socket(one)), "--seconds", str(seconds)]
+        found: dict[str, Any] = json.loads(subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    say("worker alone: latency at 300/s, p50 and p99", f"{ms(found['p50_s'])}, {ms(found['p99_s'])}")
+    return found
+
+
+def worker_socket(one: Server) -> Path:
+    """Where its worker listens, by what the system knows of open sockets."""
+    worker = child(one.pid, "headrace: worker")
+    open_files = {os.readlink(each) for each in Path(f"/proc/{worker}/fd").iterdir() if each.is_symlink()}
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        fields = line.split()
+        if len(fields) == 8 and f"socket:[{fields[6]}]" in open_files and "worker-" in fields[7]:
+            return Path(fields[7])
+    sys.exit("the worker's socket was not found")
+
+
 def mean_stages(one: Server) -> dict[str, float]:
     """Of all requests so far, those of the warm-up as well, where the server says that their time went."""
     requests = one.gauge("headrace_request_seconds_count") or 1.0
@@ -178,12 +199,14 @@ def main_streams(seconds: float, journal: str) -> tuple[bool, dict[str, Any]]:
 def main(litellm: str | None, seconds: float, journal: str) -> tuple[bool, dict[str, Any]]:
     found = {"upstream": measure_upstream(seconds), "headrace": measure_headrace(seconds, journal)}
     found["headrace"]["apart"] = measure_apart(seconds)
+    found["worker"] = measure_worker(seconds)
     each = found["headrace"]["open_stream_bytes"] = measure_open_streams()
     if litellm is not None:
         found["litellm"] = measure_litellm(litellm, seconds)
     ours, bare = found["headrace"], found["upstream"]
     rate, frames = ours["whole"]["per_cpu_s"] or 0.0, ours["streamed"]["per_cpu_s"] or 0.0
     over = {name: ours["whole"][name] - bare["whole"][name] for name in ("p50_s", "p99_s")}
+    say("at 300/s p50 over the worker's own", ms(ours["whole"]["p50_s"] - found["worker"]["p50_s"]))
     gap_s, bare_gap_s = (each["calm"]["run"]["overall"]["itl_s"]["p99"] for each in (ours, bare))
     say(f"p99 between tokens over a step, {SOME} streams", ms(gap_s - PACED["c0_s"]))
     met = [

@@ -105,6 +105,37 @@ def test_a_64k_prompt_among_32_streams_at_most_doubles_their_steps(target_in_ste
     assert np.percentile(during, 99) > 1.2 * steady_s, "nothing happened"
 
 
+def test_streams_that_grow_beside_a_long_prompt_are_held_to_what_they_were() -> None:
+    """Their contexts, and with them their steps, become longer while it is read: twice is of the first steps."""
+    heavy = CostProfile(c0_s=1e-3, c_in_s=1.5e-5, c_out_s=1e-5, c_kv_s=1e-7, c_att_s=3e-10)
+    targets = dict.fromkeys(LOOSE, TierTargets(ttft_s=10.0, itl_s=0.05))
+    rig = Rig(large_config(slots=33, profile=heavy, targets=targets), checked=False, cells=False)
+    made = [request(f"s{i}", 2000, 3000, tenant="chat", ttft_target_s=1e3) for i in range(32)]
+    streams = [rig.submit(each) for each in made]
+    while not all(len(rig.tokens[number]) > 20 for number in streams):
+        rig.step()
+    first_s = float(np.median(_inter_token(rig, streams, 10)))
+    prompt = rig.submit(request("long", 44_000, 1, tenant="other", ttft_target_s=1e3))
+    gaps: list[float] = []
+    while prompt not in rig.ended:
+        gaps.extend(_inter_token(rig, streams, 50))
+    last_s = float(np.median(_inter_token(rig, streams, 10)))
+    assert 1.1 * first_s < last_s < 1.27 * first_s
+    assert 1.7 * first_s < np.percentile(gaps, 99) <= 1.95 * first_s
+
+
+def test_parts_of_prompts_are_multiples_of_what_the_runner_says() -> None:
+    rig = Rig(large_config(part_tokens=48), checked=False, cells=False)
+    rig.submit(request("stream", 20, 300, tenant="chat"))
+    rig.step()
+    prompt = rig.submit(request("long", 5003, 1, tenant="other", ttft_target_s=1e3))
+    while prompt not in rig.ended:
+        rig.step()
+    parts = [int(count) for plan in rig.plans for count in plan.counts if count > 20]
+    assert sum(parts) == 5003 and len(parts) > 3
+    assert all(count % 48 == 0 for count in parts[:-1])
+
+
 def _inter_token(rig: Rig, streams: list[int], steps: int) -> np.ndarray:
     gaps: list[float] = []
     for _ in range(steps):

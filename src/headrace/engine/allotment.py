@@ -3,7 +3,7 @@
 Owns admission to slots. Decides only who gets a chunk; moves are the state's, claims are memory's.
 """
 
-from headrace.engine.budget import part_target_s
+from headrace.engine.budget import StepBudget, part_target_s
 from headrace.engine.draft import Chunk, Draft
 from headrace.engine.line import Lane
 from headrace.engine.memory import Memory
@@ -225,6 +225,8 @@ class Allotment:
         if not count:
             return
         seconds = draft.budget.take(start, count)
+        if draft.budget.rows:
+            sequence.steady_s, sequence.steady_rows = _steady_s(sequence, draft.budget), draft.budget.rows
         end = start + count
         again = min(max(sequence.num_charged - start, 0), count)
         free = min(max(sequence.num_forgiven - start, 0), count)
@@ -247,8 +249,7 @@ class Allotment:
             return count
         target_s = budget.target_s
         if self._others_decode(sequence.tenant):
-            sequence.steady_s = min(sequence.steady_s, budget.decode_s)
-            target_s = part_target_s(budget.decode_s, sequence.steady_s)
+            target_s = part_target_s(budget.decode_s, _steady_s(sequence, budget))
         if draft.newcomer is not None and draft.newcomer[0] != sequence.tenant:
             target_s = min(target_s, _NEWCOMER_SLACK * draft.newcomer[1])
         return budget.chunk(start, pending, target_s=target_s) if target_s < budget.target_s else count
@@ -256,3 +257,9 @@ class Allotment:
     def _others_decode(self, tenant: int) -> bool:
         table = self._state.table
         return some(table.decoding & (table.tenant != tenant))
+
+
+def _steady_s(sequence: Sequence, budget: StepBudget) -> float:
+    """What the step's decode rows took at their shortest since the sequence is computed beside them. Where more of them
+    have come it is what they take now."""
+    return budget.decode_s if budget.rows > sequence.steady_rows else min(sequence.steady_s, budget.decode_s)

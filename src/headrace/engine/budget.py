@@ -40,10 +40,11 @@ class StepBudget:
     target_s: float
     predicted_s: float
     tokens: int
-    # Smaller chunks are not worth a row, unless they are all that is left.
+    # Smaller chunks, and smaller than `multiple`, are not worth a row, unless they are all that is left.
     grain: int
     limit_s: float
-    # What its decode rows take alone.
+    # Its decode rows, and what they take alone; without any nobody minds how long it becomes.
+    rows: int = 0
     decode_s: float = float("inf")
     # When decode rows alone fill the target, one grain a step is still owed, or what the longest step holds of it:
     # prefill must not starve.
@@ -58,7 +59,7 @@ class StepBudget:
             return 0
         spare_s = min(self.target_s, target_s or self.target_s) - self.predicted_s
         count = min(room, self.model.chunk_for(start, spare_s))
-        least = min(room, self.grain)
+        least = min(room, -(-self.grain // self.multiple) * self.multiple)
         if count >= least:
             whole = count - count % self.multiple
             return count if count == pending or not whole else whole

@@ -166,8 +166,17 @@ class Scheduler:
         target_s = step_target_s(model, itl_s, state.ttft_targets.shortest_s(now_s), longest_s)
         limit_s = longest_s if rows else float("inf")
         tokens = min(config.max_step_tokens, self.room.tokens) - rows
-        grain = max(config.block_size, config.part_tokens)
-        return StepBudget(model, target_s, decode_s, tokens, grain, limit_s, decode_s, multiple=config.part_tokens or 1)
+        return StepBudget(
+            model,
+            target_s,
+            decode_s,
+            tokens,
+            config.block_size,
+            limit_s,
+            rows,
+            decode_s if rows else float("inf"),
+            multiple=config.part_tokens or 1,
+        )
 
     def _forget_preempted(self, decode: DecodeRows, draft: Draft) -> DecodeRows:
         """Claims made while filling preempted rows that were already drafted."""

@@ -57,8 +57,9 @@ class Sequence:
     reserved_blocks: int = 0
     # The last launched plan that names it, up to date once it has left its slot.
     last_step: int = -1
-    # The least that decode rows of a step took since it is computed in parts beside them.
+    # The least that decode rows of a step took since it is computed beside them, and how many they were last.
     steady_s: float = float("inf")
+    steady_rows: int = 0
     # The planning that gave it its slot, and the one that took it.
     begun_in: int = -1
     preempted_in: int = -1

@@ -145,6 +145,7 @@ class State:
         sequence.num_charged = max(sequence.num_charged, num_computed)
         sequence.started = True
         sequence.begun_in = self.planning
+        sequence.steady_rows = 0
         sequence.phase = Phase.RUNNING
         sequence.catching_up = True
         sequence.num_applied = num_computed

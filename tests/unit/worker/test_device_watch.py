@@ -93,7 +93,8 @@ def test_gateways_hear_how_the_card_is_and_a_fault_drains_the_worker() -> None:
             replica.submit(part(1, request("a", 8, 20)))
             await ear.until(lambda: 1 in ear.accepted)
             host._hear_device(replace(card.health, fault="X has fallen off the bus"))
-            await ear.until(lambda: replica.state in (WorkerState.DRAINING, WorkerState.GONE))
+            # It may be done with draining before anybody looks.
+            await ear.until(lambda: replica.state in (WorkerState.DRAINING, WorkerState.FAILED))
             await ear.all_over([1])
             assert len(ear.tokens[1]) == 20 and not ear.lost_keys
             # Not as one that is done: whoever starts workers hears why.

@@ -20,6 +20,7 @@ _SOURCES = (
     "expert_space.py",
     "buckets.py",
     "layout.py",
+    "packet.py",
 )
 
 

@@ -115,13 +115,17 @@ def list_tiles(counts: IntArray, prior: IntArray, tile_rows: int, spread: int) -
 
 
 def _parts_of(before: IntArray, spread: int) -> NDArray[np.intp]:
-    """Into how many parts tiles are cut that read so much, longest first: the long ones into equally many, so that all is
-    done soonest. Those that read half as much as the longest, or less, stay whole."""
-    parts = np.ones(len(before), np.intp)
-    longest = int(before[0]) if len(before) else 0
-    num_long = int(np.count_nonzero(2 * before > longest))
-    choices = np.arange(1, 1 + min(longest // _LEAST_PART, MOST_ROUNDS * spread // max(1, num_long)))
-    if len(choices) > 1:
-        rounds = -(-num_long * choices // spread)
-        parts[:num_long] = choices[np.argmin(rounds * (longest / choices + _START) + _MERGE * (choices - 1))]
-    return parts
+    """Into how many parts tiles are cut that read so much, longest first: into parts of about one length, that one by which
+    all is done soonest."""
+    whole = np.ones(len(before), np.intp)
+    most = min(int(before[0]) // _LEAST_PART, MOST_ROUNDS * spread) if len(before) else 0
+    if most < 2 or len(before) > MOST_ROUNDS * spread:
+        return whole
+    lengths = before[0] / np.arange(1, 1 + most)
+    cut = np.rint(before / lengths[:, None]).astype(np.intp)
+    parts, total = np.maximum(cut, 1), cut.sum(1)
+    rounds = -(-total // spread)
+    ends = rounds * ((before / parts).max(1) + _START) + _MERGE * (parts[:, 0] - 1)
+    ends[total > MOST_ROUNDS * spread] = np.inf
+    best: NDArray[np.intp] = parts[np.argmin(ends)]
+    return best

@@ -73,7 +73,8 @@ class CudaRunner:
         # By plan row, of the last step.
         self.last_logits: dict[int, Tensor] = {}
         self.notes: tuple[str, ...] = ()
-        self._config = config if config.part_tokens else replace(config, part_tokens=ops.tile_rows)
+        part_tokens = config.part_tokens or min(ops.tile_rows, config.max_step_tokens)
+        self._config = replace(config, part_tokens=part_tokens)
         self._shape = shape
         self._source = in_eights(source) if fp8 else source
         self._fp8 = fp8

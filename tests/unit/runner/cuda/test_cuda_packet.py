@@ -184,6 +184,9 @@ def test_few_tiles_with_much_before_them_are_cut_to_fill_the_card() -> None:
     assert entries[-1].tolist() == [1, 0, 0, 1]
     for counts, prior, spread in (([64], [60_000], 0), ([2048], [60_000], 16), ([64], [1500], 16), ([9], [0], 16)):
         assert set(list_tiles(ints(counts), ints(prior), 32, spread)[:, 3].tolist()) == {1}
+    # Parts of one length: the tile that is half as far along is cut as well.
+    deep = list_tiles(ints([64, 20]), ints([60_000, 29_900]), 32, 16)
+    assert [int(count) for count in deep[:, 3]] == [6] * 12 + [3] * 3
     # Nine tiles fill half a card: cut into five each, they fill it three times.
     assert set(list_tiles(ints([9 * 32]), ints([60_000]), 32, 16)[:, 3].tolist()) == {5}
     choice = LayoutChoice(slots=32, max_tokens=2048, tile_rows=32, spread=16)

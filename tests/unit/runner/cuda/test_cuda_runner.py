@@ -7,7 +7,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from headrace.core.config import EngineConfig
+from headrace.core.config import EngineConfig, check_engine
 from headrace.core.errors import InvalidInput, InvalidModel, RunnerFailed
 from headrace.core.plan import RowStatus
 from headrace.core.request import Request, SamplingParams
@@ -195,6 +195,22 @@ def test_a_step_may_have_fewer_tokens_than_there_are_slots(checkpoint: TensorChe
     calm = CudaDesk(checkpoint)
     calm.begin(0, ids(5))
     assert tokens == calm.generate(0, 2)
+
+
+def test_parts_are_a_tile_or_what_a_step_holds(checkpoint: TensorCheckpoint) -> None:
+    """Its configuration is one that an engine takes."""
+    for most, part_tokens in ((512, ReferenceOps.tile_rows), (8, 8)):
+        config = EngineConfig(
+            slots=4,
+            blocks=32,
+            block_size=4,
+            context_len=64,
+            vocab_size=checkpoint.shape.vocab_size,
+            max_step_tokens=most,
+        )
+        runner = cuda_runner(config, checkpoint)
+        assert runner.config.part_tokens == part_tokens
+        check_engine(runner.config)
 
 
 def test_chance_depends_on_seed_and_place_alone(desk: CudaDesk) -> None:

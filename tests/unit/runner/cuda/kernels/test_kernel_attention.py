@@ -89,8 +89,8 @@ def prefill(
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (3, 1, 64), (2, 2, 128)])
 def test_prefill_continues_after_a_cached_prefix(heads: int, kv_heads: int, dim: int, parts: int) -> None:
     """In parts too, of which those at a sequence's begin are empty, and one tile's last row ends where its edge begins."""
-    slots, counts, prior = [1, 0, 3, 2], [45, 1, 33, 16], [16, 63, 0, 83]
-    held = paged([64, 61, 99, 33], kv_heads, dim)
+    slots, counts, prior = [1, 0, 3, 2, 4], [45, 1, 33, 16, 1], [16, 63, 0, 83, 0]
+    held = paged([64, 61, 99, 33, 1], kv_heads, dim)
     q = ask(sum(counts), heads, dim)
     got = prefill(held, q, slots, counts, prior, 32, parts)
     want = plain.prefill_attention(
