@@ -81,7 +81,8 @@ class TritonOps:
         upkeep.begin(packet, layout, slots, inputs, block_size)
 
     def scratch(self, rows: int, context: int) -> DecodeScratch:
-        shape, config = self._shape, decode_config(rows, self._shape.num_kv_heads, context)
+        shape = self._shape
+        config = decode_config(rows, shape.num_kv_heads, context, turned=self.turns(rows))
         return DecodeScratch.make(rows, shape.num_heads, shape.num_kv_heads, shape.head_dim, config, self._device)
 
     def decode_attention(

@@ -31,14 +31,18 @@ class DecodeConfig(Struct, frozen=True):
     ahead: bool = False
 
 
-def decode_config(rows: int, kv_heads: int, context: int = 131072, *, multiprocessors: int = 132) -> DecodeConfig:
+def decode_config(
+    rows: int, kv_heads: int, context: int = 131072, *, turned: bool = False, multiprocessors: int = 132
+) -> DecodeConfig:
     """Rows that fill the card are not split unless they are long: one much longer than the others must not run alone.
-    Stretches that the longest `context` cannot need are programs that cost their start."""
+    Stretches that the longest `context` cannot need are programs that cost their start. `turned`: for
+    `turned_attention`, whose programs hold more."""
     programs = rows * kv_heads
+    if programs >= 8 * multiprocessors:
+        most = min(8, -(-context // 4096))
+        return DecodeConfig(most, shortest=4096, tile=32 if turned else 64, num_warps=2, num_stages=2)
     if programs >= 2 * multiprocessors:
-        full = programs >= 8 * multiprocessors
-        most = min(8 if full else 16, -(-context // 4096))
-        return DecodeConfig(most, shortest=4096, num_warps=2, ahead=not full)
+        return DecodeConfig(min(16, -(-context // 4096)), shortest=4096, num_warps=2, ahead=True)
     splits = 64
     while splits > 8 and (programs * splits > 64 * multiprocessors or splits * 512 > context):
         splits //= 2
@@ -47,9 +51,7 @@ def decode_config(rows: int, kv_heads: int, context: int = 131072, *, multiproce
     least = 1
     while least < 16 and programs * least * 2 <= 4 * multiprocessors:
         least *= 2
-    if 2 * programs > multiprocessors:
-        return DecodeConfig(splits, least, num_warps=2, ahead=True)
-    return DecodeConfig(splits, least, tile=32, num_warps=2, num_stages=2, ahead=True)
+    return DecodeConfig(splits, least, num_warps=2, num_stages=3 if 2 * programs > multiprocessors else 2, ahead=True)
 
 
 @dataclass(slots=True, frozen=True)

@@ -29,9 +29,11 @@ def row_config(height: int, width: int, *, gated: bool) -> RowConfig:
         return RowConfig(8, span) if gated or width > height or height > width else RowConfig(4, span, 2)
     if gated:
         return RowConfig(2, span, 2 if height * width >= 1 << 20 else 4)
-    if width > 1024 and height * width >= 1 << 20:
-        return RowConfig(4, 2048, 8)
-    return RowConfig(8, span) if height > width else RowConfig(2, span, 2)
+    if height * width < 1 << 20:
+        return RowConfig(8, span) if height > width else RowConfig(2, span, 2)
+    if height > width:
+        return RowConfig(4, span, 1)
+    return RowConfig(2, 2048, 4) if width % 2048 == 0 else RowConfig(2, span, 2)
 
 
 def row_product(
