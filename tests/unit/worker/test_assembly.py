@@ -27,8 +27,8 @@ def test_without_a_card_auto_is_the_cpu(checkpoint: TensorCheckpoint) -> None:
     loaded = load_weights(checkpoint, LoadSettings(slots=2, dtype="fp32", kv_tokens=256))
     assert (loaded.device, loaded.dtype, loaded.scenes) == ("cpu", "fp32", SCENES)
     assert loaded.runner.depth == 1
-    assert loaded.config.blocks == 16
-    assert "in 16 blocks of 16" in loaded.notes[-1]
+    assert loaded.config.blocks == 32
+    assert "in 32 blocks of 8" in loaded.notes[-1]
     assert loaded.runner.fingerprint.startswith("fp32-")
     loaded.runner.close()
 
@@ -46,6 +46,16 @@ def test_a_step_is_as_large_as_its_device_bears(checkpoint: TensorCheckpoint) ->
     assert engine_config(checkpoint, LoadSettings(), "cuda").max_step_tokens == 8192
     assert engine_config(checkpoint, LoadSettings(max_step_tokens=100), "cuda").max_step_tokens == 100
     assert engine_config(checkpoint, LoadSettings(slots=300), "cpu").max_step_tokens == 300
+
+
+def test_prompts_share_shorter_blocks_where_tokens_are_dear(checkpoint: TensorCheckpoint) -> None:
+    kv_tokens = 100
+    on_cpu, on_card = (
+        engine_config(checkpoint, LoadSettings(kv_tokens=kv_tokens), device) for device in ("cpu", "cuda")
+    )
+    assert (on_cpu.block_size, on_cpu.blocks) == (8, 13)
+    assert (on_card.block_size, on_card.blocks) == (16, 7)
+    assert engine_config(checkpoint, LoadSettings(block_size=32), "cpu").block_size == 32
 
 
 def test_a_worker_loads_for_its_models_device_and_the_card_of_its_number(
