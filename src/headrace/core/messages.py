@@ -18,6 +18,8 @@ from headrace.core.plan import IntArray, Scores
 from headrace.core.request import Request
 
 PROTOCOL = 2
+# Of what travels as bytes.
+_KEY, _ROW = np.dtype("<i8"), np.dtype("<i4")
 
 
 class WorkerState(StrEnum):
@@ -93,7 +95,7 @@ class Submit(Struct, frozen=True, tag="submit"):
 
     @property
     def keys(self) -> tuple[int, ...]:
-        return tuple(key for part in self.parts for key in part.keys)
+        return tuple([key for part in self.parts for key in part.keys])
 
 
 class AttachPart(Struct, frozen=True):
@@ -269,10 +271,10 @@ class Frame(Struct, frozen=True, tag="frame"):
         keys: NDArray[np.int64], indices: IntArray, tokens: IntArray, counters: IntArray
     ) -> tuple[bytes, bytes, bytes, bytes]:
         return (
-            keys.astype("<i8").tobytes(),
-            indices.astype("<i4").tobytes(),
-            tokens.astype("<i4").tobytes(),
-            counters.astype("<i4").tobytes(),
+            keys.astype(_KEY, copy=False).tobytes(),
+            indices.astype(_ROW, copy=False).tobytes(),
+            tokens.astype(_ROW, copy=False).tobytes(),
+            counters.astype(_ROW, copy=False).tobytes(),
         )
 
     def rows(self) -> list[tuple[int, int, int]]:

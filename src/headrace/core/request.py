@@ -3,8 +3,8 @@
 Owns the request and its sampling parameters. Knows ids, never text.
 """
 
-import math
 from enum import IntEnum
+from operator import attrgetter, le
 
 from msgspec import Struct
 
@@ -97,12 +97,19 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
 )
 
 
+_ranged = attrgetter(*(name for name, _, _ in _RANGES))
+_LEAST = tuple(low for _, low, _ in _RANGES)
+_MOST = tuple(high for _, _, high in _RANGES)
+
+
 def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     """Refuse numbers that are not finite or out of range, naming the field."""
-    for name, low, high in _RANGES:
-        value = getattr(sampling, name)
-        if not math.isfinite(value) or not low <= value <= high:
-            raise InvalidInput(f"{name} must be a number from {low:g} to {high:g}", param=name)
+    values = _ranged(sampling)
+    if not (all(map(le, _LEAST, values)) and all(map(le, values, _MOST))):  # NaN is neither
+        name, low, high = next(
+            bounds for bounds, value in zip(_RANGES, values, strict=True) if not bounds[1] <= value <= bounds[2]
+        )
+        raise InvalidInput(f"{name} must be a number from {low:g} to {high:g}", param=name)
     for name in ("logprobs", "prompt_logprobs"):
         count = getattr(sampling, name)
         if count is not None and not 0 <= count <= MAX_LOGPROBS:
@@ -126,5 +133,5 @@ def check_times(request: Request) -> None:
     """Refuse targets and limits that are not positive, finite seconds."""
     for name in ("ttft_target_s", "itl_target_s", "queue_timeout_s", "deadline_s"):
         value = getattr(request, name)
-        if value is not None and not (math.isfinite(value) and 0.0 < value <= 1e6):
+        if value is not None and not 0.0 < value <= 1e6:
             raise InvalidInput(f"{name} must be a positive number of seconds", param=name)

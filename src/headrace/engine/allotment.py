@@ -56,7 +56,7 @@ class Allotment:
             if lane is None or head is None or not draft.budget.has_room:
                 break
             stays = held and head.guaranteed
-            if stays or not self._room_to_start(head, draft) or not self._admit(head, draft, lane):
+            if stays or not self._admit(head, draft, lane):
                 aged = draft.now_s - head.arrival_s >= state.config.ageing_s
                 if aged and not head.guaranteed:
                     break
@@ -65,14 +65,14 @@ class Allotment:
                 passed.append(lane)
         for sequence in running:
             self._advance(sequence, draft)
-        if not passed and self._state.line.first() is None:
+        if borrowers and not passed and self._state.line.first() is None:
             self._lend(borrowers, draft)
         self._state.line.put_back(passed + borrowers)
 
     def _serve_claimant(self, draft: Draft) -> None:
         """What was taken for somebody goes to nobody else, least of all back to the victim."""
         claimant, self._claimant = self._claimant, None
-        if claimant is not None and claimant.phase is Phase.WAITING and self._room_to_start(claimant, draft):
+        if claimant is not None and claimant.phase is Phase.WAITING:
             self._admit(claimant, draft, self._state.line.lane(claimant))
 
     def _serve_reserved(self, draft: Draft) -> None:
@@ -83,7 +83,7 @@ class Allotment:
             for lane in state.line.lanes_of(tenant) if tenants.num_waiting[tenant] else ():
                 while tenants.used_slots[tenant] < tenants.reserved_slots[tenant]:
                     head = state.line.head(lane)
-                    if head is None or not self._room_to_start(head, draft) or not self._admit(head, draft, lane):
+                    if head is None or not self._admit(head, draft, lane):
                         break
 
     def _prefills_in_order(self, draft: Draft) -> list[Sequence]:
@@ -108,6 +108,8 @@ class Allotment:
     def _next_lane(self, passed: list[Lane], borrowers: list[Lane]) -> Lane | None:
         """The first lane whose tenant is within its caps; the others are set aside to borrow, maybe."""
         state = self._state
+        if not state.line.count:
+            return None
         open_slots = state.table.num_free > 0 or state.tenants.any_over_cap(but=-1)
         most = _MOST_PASSED if open_slots else _MOST_PASSED_WHEN_FULL
         if len(passed) >= most:
@@ -120,23 +122,27 @@ class Allotment:
             borrowers.append(lane)
         return None
 
-    def _room_to_start(self, head: Sequence, draft: Draft) -> bool:
-        return self._chunk(head, 0, head.num_tokens, draft) > 0
-
     def _admit(self, sequence: Sequence, draft: Draft, lane: Lane, *, borrowing: bool = False) -> bool:
         """Give the waiting sequence a slot, blocks and a first chunk, if it may have them."""
         state = self._state
+        before = state.num_preemptions
+        pending = sequence.num_tokens
+        if not self._chunk(sequence, 0, pending, draft):
+            return False
         if state.in_flight(sequence) or sequence.preempted_in == state.planning:
             return False
         if not self._may_have_slot(sequence, borrowing=borrowing):
             return False
-        if not self._has_blocks(sequence, draft.now_s, borrowing=borrowing):
+        hits = state.find_hits(sequence)
+        if not self._has_blocks(sequence, hits, draft.now_s, borrowing=borrowing):
             return False
         if not self._slot_free() and not self._memory.claim_slot(sequence, draft.now_s):
             return False
-        hits = state.find_hits(sequence)
+        if state.num_preemptions != before:
+            hits = state.find_hits(sequence)
         computed = len(hits) * state.config.block_size
-        if not self._chunk(sequence, computed, sequence.num_tokens - computed, draft):
+        is_other = computed or state.num_preemptions != before
+        if is_other and not self._chunk(sequence, computed, pending - computed, draft):
             return False
         # What age has won it stays: a prompt that got its slot must also get its tokens.
         sequence.rank = state.line.rank(lane)
@@ -156,24 +162,23 @@ class Allotment:
             return False
         return self._slot_free() or (not borrowing and self._memory.may_claim_slot(sequence))
 
-    def _has_blocks(self, sequence: Sequence, now_s: float, *, borrowing: bool) -> bool:
-        """Are there blocks for all it knows, after a claim if it has a right to one?"""
+    def _has_blocks(self, sequence: Sequence, hits: list[int], now_s: float, *, borrowing: bool) -> bool:
+        """Are there blocks for all it knows beside its `hits`, after a claim if it has a right to one?"""
         if sequence.guaranteed and not self._may_guarantee(sequence):
             return False
-        missing = self._missing_blocks(sequence)
+        missing = self._missing_blocks(sequence, hits)
         if missing <= 0:
             return True
         if borrowing or not self._memory.claim_blocks(sequence, missing, now_s):
             return False
         # The victim may have held what this one hits: count again.
-        if self._missing_blocks(sequence) <= 0:
+        if self._missing_blocks(sequence, self._state.find_hits(sequence)) <= 0:
             return True
         self._claimant = sequence
         return False
 
-    def _missing_blocks(self, sequence: Sequence) -> int:
+    def _missing_blocks(self, sequence: Sequence, hits: list[int]) -> int:
         state = self._state
-        hits = state.find_hits(sequence)
         need = state.blocks_for(sequence.num_tokens) - len(hits) + state.pool.num_idle(hits)
         if not sequence.guaranteed:
             need += self._watermark(sequence)
@@ -210,7 +215,7 @@ class Allotment:
         state = self._state
         for lane in borrowers:
             while (head := state.line.head(lane)) is not None and (head.started or not head.guaranteed):
-                if not self._room_to_start(head, draft) or not self._admit(head, draft, lane, borrowing=True):
+                if not self._admit(head, draft, lane, borrowing=True):
                     break
 
     def _advance(self, sequence: Sequence, draft: Draft) -> None:
@@ -231,7 +236,7 @@ class Allotment:
         again = min(max(sequence.num_charged - start, 0), count)
         free = min(max(sequence.num_forgiven - start, 0), count)
         prompt = max(0, min(end, sequence.num_prompt) - max(start, sequence.num_charged))
-        draft.chunks.append(Chunk(sequence, start, count, seconds, again, free, prompt))
+        draft.chunks.append(Chunk(sequence, start, count, seconds, again, free, prompt, count == pending))
         if count == pending and draft.newcomer is None:
             draft.newcomer = (sequence.tenant, draft.budget.predicted_s)
 

@@ -16,6 +16,7 @@ from headrace.engine.sequence import Phase, Sequence
 from headrace.engine.tenants import TenantTable
 
 _TOP = int(max(Tier))
+_DOWNWARDS = tuple(range(_TOP, -1, -1))
 # The order of aged lanes stands after those of the tiers.
 _AGED = _TOP + 1
 
@@ -140,8 +141,8 @@ class WaitingLine:
     def first(self) -> Lane | None:
         """The lane to serve next; stays in the order until `set_aside`."""
         aged = self._top(_AGED)
-        for tier in range(_TOP, -1, -1):
-            found = self._top(tier)
+        for tier in _DOWNWARDS:
+            found = self._top(tier) if self._orders[tier] else None
             if found is not None:
                 return found[4] if aged is None or found < aged else aged[4]
         return aged[4] if aged is not None else None

@@ -167,6 +167,10 @@ class Engine:
         self._sample_if_known()
         return self._with_ended(frame)
 
+    def rest(self) -> None:
+        """There is nothing to plan: the time until something comes is no wait of anybody."""
+        self._scheduler.rest()
+
     def take_events(self, now_s: float) -> StepFrame:
         """Ends that no step brought: aborts, timeouts."""
         self._state.expire(now_s)

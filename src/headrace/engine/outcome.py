@@ -11,8 +11,10 @@ from headrace.core.event import Counter, Outcome, StepFrame
 from headrace.core.plan import BoolArray, RowStatus, Scores, StepResult
 from headrace.engine.draft import Chunk, Flight
 from headrace.engine.sequence import Phase, Sequence
-from headrace.engine.slots import every, some
+from headrace.engine.slots import every, extended, some
 from headrace.engine.state import State
+
+_NO_ROWS = StepFrame(-1)
 
 
 class Applier:
@@ -44,7 +46,7 @@ class Applier:
         else:
             frame = self._emit(flight, good if odd else None, result, now_s)
         if odd:
-            frame = self._apply_odd_rows(flight, result, frame, live, sound, now_s)
+            frame = self._apply_odd_rows(flight, result, frame, ~good, sound, now_s)
         return frame if scores is None else replace(frame, scores=scores)
 
     def _count_chunk(self, chunk: Chunk, *, live: bool, sound: bool, now_s: float) -> None:
@@ -67,9 +69,9 @@ class Applier:
         table = state.table
         slots, tokens = flight.slots, result.tokens
         if emitting is not None:
+            if not some(emitting):
+                return replace(_NO_ROWS, step=flight.plan.step)
             slots, tokens = slots[emitting], tokens[emitting]
-        if not len(slots):
-            return StepFrame(flight.plan.step)
         numbers = table.number[slots]
         indices, counters = table.append(slots, tokens)
         stopped = table.stopped(slots, tokens)
@@ -80,12 +82,12 @@ class Applier:
         return StepFrame(flight.plan.step, numbers, indices, tokens, counters)
 
     def _apply_odd_rows(
-        self, flight: Flight, result: StepResult, frame: StepFrame, live: BoolArray, sound: BoolArray, now_s: float
+        self, flight: Flight, result: StepResult, frame: StepFrame, odd: BoolArray, sound: BoolArray, now_s: float
     ) -> StepFrame:
         """Rows that failed, and rows whose sequence has left its slot since the launch."""
         state = self._state
         late: list[tuple[Sequence, int]] = []
-        for row in np.flatnonzero(~(live & sound)).tolist():
+        for row in odd.nonzero()[0].tolist():
             sequence: Sequence = flight.sequences[row]
             if sequence.phase is Phase.ENDED:
                 if sequence.finished:
@@ -138,14 +140,12 @@ def _scores_of(flight: Flight, scores: Scores, sound: BoolArray) -> Scores | Non
 
 def _extended(frame: StepFrame, late: list[tuple[Sequence, int]]) -> StepFrame:
     """The frame with the late rows after its own."""
-    numbers = np.array([sequence.number for sequence, _ in late], np.int64)
-    indices = np.array([len(sequence.outputs) - 1 for sequence, _ in late], np.int32)
-    tokens = np.array([token for _, token in late], np.int32)
-    counters = np.array([sequence.counters for sequence, _ in late], np.int32)
+    rows = [(sequence.number, len(sequence.outputs) - 1, token, sequence.counters) for sequence, token in late]
+    numbers, indices, tokens, counters = zip(*rows, strict=True)
     return StepFrame(
         frame.step,
-        np.concatenate([frame.numbers, numbers]),
-        np.concatenate([frame.indices, indices]),
-        np.concatenate([frame.tokens, tokens]),
-        np.concatenate([frame.counters, counters]),
+        extended(frame.numbers, numbers),
+        extended(frame.indices, indices),
+        extended(frame.tokens, tokens),
+        extended(frame.counters, counters),
     )

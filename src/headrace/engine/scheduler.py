@@ -17,10 +17,11 @@ from headrace.engine.line import Lane
 from headrace.engine.memory import Memory
 from headrace.engine.room import StepRoom
 from headrace.engine.sequence import Sequence
-from headrace.engine.slots import every, some
+from headrace.engine.slots import extended, some
 from headrace.engine.state import State
 
 _NONE = np.zeros(0, np.int32)
+_NO_ROWS = DecodeRows(np.zeros(0, np.intp), _NONE, 0)
 
 
 class Scheduler:
@@ -47,6 +48,9 @@ class Scheduler:
         self._pass_time(now_s)
         state.expire(now_s)
         state.planning += 1
+        if not (state.table.num_running or state.line.count):
+            self._last_served, self._last_chunked = [], set()
+            return None
         decode = self._decode_rows(now_s)
         draft = Draft(self._budget(decode, now_s), now_s)
         if state.prefilling or state.line.count:
@@ -81,6 +85,10 @@ class Scheduler:
             words = RowStatus.WORDS[status]
             self._state.end(flight.sequences[0], Outcome.FAILED, RowStatus.NAMES[status], now_s, words)
 
+    def rest(self) -> None:
+        """Nothing waits or runs: what comes after has waited for nothing that was planned."""
+        self._last_s = None
+
     def _pass_time(self, now_s: float) -> None:
         """Tell the line and starved prefills what the time since the last plan was."""
         state = self._state
@@ -99,6 +107,8 @@ class Scheduler:
         """Slots that have caught up and have a cell to write their next token to."""
         table = self._state.table
         slots = table.decoding.nonzero()[0]
+        if not len(slots):
+            return _NO_ROWS
         starts = table.computed[slots]
         short = starts >= table.grow_at[slots]
         if some(short):
@@ -206,7 +216,7 @@ class Scheduler:
             budget_s=draft.budget.target_s,
         )
         rows = list(enumerate(chunks, len(decode.slots)))
-        samples_all = not chunks or every(samples)
+        samples_all = all(chunk.is_last for chunk in chunks)
         table, tariff = state.table, self._tariff(plan.predicted_s)
         return Flight(plan, slots, table.sequences[slots], table.generation[slots], rows, samples_all, tariff)
 
@@ -216,12 +226,12 @@ class Scheduler:
         if not chunks:
             work = Work(0, num_decode, decode.kv_tokens, 0)
             return decode.slots, decode.starts, self._ones[:num_decode], self._yes[:num_decode], work
-        extra = np.array([(chunk.sequence.slot, chunk.start, chunk.count) for chunk in chunks], np.int32)
-        slots = np.concatenate([decode.slots, extra[:, 0]])
-        starts = np.concatenate([decode.starts, extra[:, 1]])
-        counts = np.ones(len(slots), np.int32)
-        counts[num_decode:] = extra[:, 2]
-        samples = starts + counts == self._state.table.tokens[slots]
+        rows = [(chunk.sequence.slot, chunk.start, chunk.count, chunk.is_last) for chunk in chunks]
+        more_slots, more_starts, more_counts, more_samples = zip(*rows, strict=True)
+        slots = extended(decode.slots, more_slots)
+        starts = extended(decode.starts, more_starts)
+        counts = extended(self._ones[:num_decode], more_counts)
+        samples = extended(self._yes[:num_decode], more_samples)
         return slots, starts, counts, samples, measure_work(starts, counts)
 
     def _masked_rows(self, slots: SlotArray, samples: BoolArray) -> IntArray:
@@ -264,14 +274,14 @@ class Scheduler:
         tokens = table.tokens[slots] + plan.samples
         table.tokens[slots] = tokens
         table.last_step[slots] = plan.step
-        for row, chunk in flight.chunks:
+        for _, chunk in flight.chunks:
             sequence = chunk.sequence
             sequence.num_charged = max(sequence.num_charged, chunk.start + chunk.count)
-            if plan.samples[row]:
+            if chunk.is_last:
                 del state.prefilling[sequence.number]
                 table.decoding[sequence.slot] = True
                 table.itl_changed = True
         ending = tokens >= table.limit[slots]
         if some(ending):
-            for sequence in flight.sequences[ending & plan.samples]:
-                state.finish_planned(sequence, now_s)
+            for row in (ending & plan.samples).nonzero()[0].tolist():
+                state.finish_planned(flight.sequences[row], now_s)

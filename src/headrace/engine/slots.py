@@ -4,12 +4,16 @@ Owns what a step needs to know of every running sequence. Knows neither queue no
 `tokens` counts ids that exist on the device, sampled ones that the host has not seen included.
 """
 
+from typing import Any, TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.event import NUM_COUNTERS, Counter
 from headrace.core.plan import BoolArray, IntArray
 from headrace.engine.sequence import Sequence
+
+T = TypeVar("T", bound=np.generic)
 
 # Applied tokens a slot holds before they move to its sequence; a power of two.
 _BUFFER = 128
@@ -28,6 +32,12 @@ def some(mask: BoolArray) -> bool:
 def every(mask: BoolArray) -> bool:
     """`mask.all()`, likewise."""
     return b"\x00" not in mask.tobytes()
+
+
+def extended(rows: "NDArray[T]", more: tuple[Any, ...]) -> "NDArray[T]":
+    """The rows with `more` after them."""
+    added = np.array(more, rows.dtype)
+    return np.concatenate([rows, added]) if len(rows) else added
 
 
 class SlotTable:
@@ -187,5 +197,4 @@ class SlotTable:
         missing = len(stops) - len(self.stops)
         if missing > 0:
             self.stops = np.pad(self.stops, ((0, missing), (0, 0)), constant_values=-1)
-        self.stops[:, slot] = -1
-        self.stops[: len(stops), slot] = stops
+        self.stops[:, slot] = stops + (-1,) * (len(self.stops) - len(stops))

@@ -49,7 +49,8 @@ class State:
         # Blocks that nobody needs but a launched plan names: they come back when it is applied.
         self.num_coming_blocks = 0
         self._expiries: list[tuple[float, int, str]] = []
-        self._targets = {tier: config.targets[tier.name.lower()] for tier in Tier}
+        # By the tier's number.
+        self._targets = tuple(config.targets[tier.name.lower()] for tier in sorted(Tier))
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.config.block_size)

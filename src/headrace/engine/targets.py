@@ -17,22 +17,25 @@ class ServedTargets:
     def __init__(self) -> None:
         self._live: dict[int, int] = {}
         self._left_at_s: dict[int, float] = {}
-        # The answer holds until somebody enters or leaves, or a remembered target is forgotten.
+        # The answer holds until another target comes, or a remembered one is forgotten.
         self._shortest_s = math.inf
         self._holds_until_s = -math.inf
 
     def enter(self, target_s: float) -> None:
         key = _key(target_s)
-        self._live[key] = self._live.get(key, 0) + 1
-        self._holds_until_s = -math.inf
+        count = self._live.get(key, 0)
+        self._live[key] = count + 1
+        if not count and key not in self._left_at_s:
+            self._holds_until_s = -math.inf
 
     def leave(self, target_s: float, now_s: float) -> None:
+        """It stays what it was, and counts on for a while."""
         key = _key(target_s)
         self._live[key] -= 1
         if not self._live[key]:
             del self._live[key]
             self._left_at_s[key] = now_s
-            self._holds_until_s = -math.inf
+            self._holds_until_s = min(self._holds_until_s, now_s + _REMEMBERED_S)
 
     def shortest_s(self, now_s: float) -> float:
         """The least target that counts; infinite when none does."""

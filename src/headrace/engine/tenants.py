@@ -148,7 +148,9 @@ class TenantTable:
 
         It is lifted to the level that is being served or, where nobody waits, to the most served of all.
         """
-        self.level[tenant] = max(self.level[tenant], self.level.max() if floor is None else floor)
+        if floor is None:
+            floor = self.level[self.level.argmax()]  # `max` takes five times as long
+        self.level[tenant] = max(self.level[tenant], floor)
 
     def charge(self, rows: np.ndarray, seconds: np.ndarray) -> None:
         """Add device-seconds to the tenants of `rows`; negative seconds are a refund."""
@@ -166,7 +168,7 @@ class TenantTable:
 
     def take_given(self) -> dict[str, float]:
         """Device-seconds given here since last asked. A refund that is larger waits for the next charge."""
-        rows = np.flatnonzero(self._given > 0.0).tolist()
+        rows = (self._given > 0.0).nonzero()[0].tolist()
         given = {self.names[row]: float(self._given[row]) for row in rows}
         self._given[rows] = 0.0
         return given

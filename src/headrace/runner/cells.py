@@ -5,7 +5,7 @@ a chunk is a cumulative sum. Knows blocks and cells; knows neither slots, plans 
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,15 +63,13 @@ class Chain:
         self._powers = np.ones(1, np.uint64)
         self._inverses = np.ones(1, np.uint64)
 
-    def extend(self, prev: int, ids: NDArray[np.int32]) -> CellArray:
-        """The cells of `ids` that follow a cell of value `prev`."""
-        count = len(ids)
+    def extend(self, prev: int, terms: CellArray) -> CellArray:
+        """The cells that follow a cell of value `prev`, of ids whose `mix(id + 1)` are `terms`."""
+        count = len(terms)
         if count > len(self._powers):
             self._grow(count)
         # c_k = A^k (prev A + sum_{j<=k} m_j A^-j)
-        terms = mix(ids.astype(np.uint64) + np.uint64(1))  # [count]
-        terms *= self._inverses[:count]
-        sums = np.cumsum(terms, dtype=np.uint64)
+        sums: CellArray = (terms * self._inverses[:count]).cumsum()
         sums += np.uint64(prev * FACTOR & MASK_64)
         sums *= self._powers[:count]
         return sums
@@ -111,23 +109,22 @@ class CellStore:
         self._block_values[self.root_block] = ROOT
         self._block_states[self.root_block] = WRITTEN
 
-    def poison(self, blocks: IndexArray) -> None:
-        self._check_range(blocks)
-        self._block_states[blocks] = POISON
+    def poison(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self.states[self._cells(block)] = POISON
 
-    def give(self, blocks: IndexArray, number: int) -> None:
+    def give(self, blocks: Iterable[int], number: int) -> None:
         """Sequence `number`, and nobody else, will compute all cells of these blocks."""
-        self._check_range(blocks)
-        self._block_states[blocks] = UNWRITTEN
-        self.owners[blocks * self.block_size] = number
+        for block in blocks:
+            cells = self._cells(block)
+            self.states[cells] = UNWRITTEN
+            self.owners[cells.start] = number
 
-    def give_one(self, block: int, number: int) -> None:
-        """`give` without arrays: the common case of a slot that grows."""
+    def _cells(self, block: int) -> slice:
         if not 0 <= block < self.num_blocks:
             raise MemoryCorrupted(f"block {block} does not exist: there are {self.num_blocks}")
         first = block * self.block_size
-        self.states[first : first + self.block_size] = UNWRITTEN
-        self.owners[first] = number
+        return slice(first, first + self.block_size)
 
     def first_unwritten(self, blocks: IndexArray) -> int | None:
         """Index into `blocks` of the first that is not wholly written."""

@@ -32,7 +32,8 @@ _FACTOR, _PEEK = np.array(FACTOR, np.uint64), np.array(PEEK, np.uint64)
 _ONE = np.array(1, np.int64)
 _WRITTEN = np.array(WRITTEN, np.uint8)
 _WRITTEN_BYTES, _UNWRITTEN_BYTES = bytes([WRITTEN]), bytes([UNWRITTEN])
-_TRUE = b"\x01"
+# So few rows are drawn for one by one, in plain numbers, before vectors take less time.
+_FEW = 4
 # A sampled id may lie this far outside the vocabulary (a fault) and still be computed on.
 SPARE_IDS = 8
 
@@ -62,8 +63,8 @@ class Device:
         self._table_starts = np.arange(slots, dtype=np.int64) * width
         self._numbers = np.full(slots, -1, np.int64)
         self._num_blocks = [0] * slots
-        # A slot's ids as they were when it started; of later ones only the last is ever computed on.
-        self._ids: list[NDArray[np.int32]] = [np.zeros(0, np.int32)] * slots
+        # A slot's ids, mixed, as they were when it started; of later ones only the last is ever computed on.
+        self._terms: list[CellArray] = [np.zeros(0, np.uint64)] * slots
         self._last_ids = np.zeros(slots, np.int32)
         self._lengths = np.zeros(slots, np.int64)
         # -1: nobody ever started here, so that no row can fit.
@@ -87,7 +88,7 @@ class Device:
     def update(self, plan: Plan) -> None:
         """What a plan changes before its rows run: free, start, grow."""
         if len(plan.freed_blocks):
-            self.store.poison(plan.freed_blocks.astype(np.int64))
+            self.store.poison(plan.freed_blocks.tolist())
         for start in plan.begun:
             self._begin(start)
         if len(plan.grown_blocks):
@@ -117,6 +118,9 @@ class Device:
 
     def draw(self, slots: IndexArray, ends: IndexArray, cells: IndexArray) -> CellArray:
         """The random number of the token after each slot's last position, from two of its cells."""
+        if len(slots) <= _FEW:
+            rows = zip(slots.tolist(), ends.tolist(), cells.tolist(), strict=True)
+            return np.array([self._draw_one(*row) for row in rows], np.uint64)
         store = self.store
         peeked = self._flat_table[self._table_starts[slots] + self._peek_columns[ends]]
         peeked += self._peek_offsets[ends]
@@ -130,6 +134,15 @@ class Device:
         mixed += self._keys[slots]
         return mix(mixed)
 
+    def _draw_one(self, slot: int, end: int, cell: int) -> int:
+        store = self.store
+        peeked = int(self._table[slot, self._peek_columns[end]] + self._peek_offsets[end])
+        if store.states[peeked] != WRITTEN:
+            position = int((self._peek_columns[end] - 1) * self._block_size + self._peek_offsets[end])
+            self._refuse("read of a cell that is not written", slot, position, peeked)
+        mixed = int(store.values[cell]) + int(store.values[peeked]) * PEEK
+        return mix_int(mixed + (end - 1) * STRIDE + int(self._keys[slot]))
+
     def append(self, slots: IndexArray, ends: IndexArray, tokens: NDArray[np.int32]) -> None:
         """The ids of slots that are computed up to `ends` grow by one token each."""
         self._last_ids[slots] = tokens
@@ -141,39 +154,39 @@ class Device:
 
     def _begin(self, start: SlotStart) -> None:
         slot, size = start.slot, self._block_size
-        blocks = np.array(start.blocks, np.int64)
-        ids = np.array(start.ids, np.int32)
+        ids, blocks = start.ids, start.blocks
         who = f"slot {slot}, number {start.number}"
         if not 0 <= start.num_computed < len(ids):
             raise MemoryCorrupted(f"{who}: starts with {start.num_computed} of {len(ids)} ids computed")
-        if ids.view(np.uint32).max() >= self._vocab_size:  # as large numbers, negative ones are too
+        if min(ids) < 0 or max(ids) >= self._vocab_size:
             raise MemoryCorrupted(f"{who}: starts with an id outside the vocabulary")
         if len(blocks) > self.max_blocks:
             raise MemoryCorrupted(f"{who}: {len(blocks)} blocks are more than the context holds")
         num_shared = start.num_computed // size
         if num_shared > len(blocks):
             raise MemoryCorrupted(f"{who}: {start.num_computed} ids computed in {len(blocks)} blocks")
+        terms = self._mixed_ids.take(ids)
         if num_shared:
-            self._check_shared(who, ids[: num_shared * size], blocks[:num_shared])
+            self._check_shared(who, terms[: num_shared * size], np.array(blocks[:num_shared], np.int64))
         self.store.give(blocks[num_shared:], start.number)
-        self._table[slot, 1:] = self._no_cell
-        self._table[slot, 1 : len(blocks) + 1] = blocks * size
+        self._table[slot, 1 : len(blocks) + 1] = [block * size for block in blocks]
+        self._table[slot, len(blocks) + 1 : self._num_blocks[slot] + 1] = self._no_cell
         self._numbers[slot] = start.number
         self._num_blocks[slot] = len(blocks)
-        self._ids[slot] = ids
+        self._terms[slot] = terms
         self._last_ids[slot] = ids[-1]
         self._lengths[slot] = len(ids)
         self._computed[slot] = start.num_computed
         self._keys[slot] = mix_int(mix_int(start.sampling.seed + PEEK) + start.choice)
 
-    def _check_shared(self, who: str, ids: NDArray[np.int32], shared: IndexArray) -> None:
+    def _check_shared(self, who: str, terms: CellArray, shared: IndexArray) -> None:
         bad = self.store.first_unwritten(shared)
         if bad is not None:
             position = bad * self._block_size
             raise MemoryCorrupted(f"{who}: bad prefix hit: block {shared[bad]} at position {position} is not written")
         if not self._verify_prefix:
             return
-        wrong = np.flatnonzero(self.store.block_cells(shared) != self._chain.extend(ROOT, ids))
+        wrong = np.flatnonzero(self.store.block_cells(shared) != self._chain.extend(ROOT, terms))
         if len(wrong):
             position = int(wrong[0])
             block = shared[position // self._block_size]
@@ -183,7 +196,7 @@ class Device:
         column = self._num_blocks[slot] + 1
         if column > self.max_blocks:
             raise MemoryCorrupted(f"{self._name(slot)}: block {block} is more than the context holds")
-        self.store.give_one(block, int(self._numbers[slot]))
+        self.store.give((block,), int(self._numbers[slot]))
         self._table[slot, column] = block * self._block_size
         self._num_blocks[slot] = column
 
@@ -229,28 +242,38 @@ class Device:
         return cells
 
     def _compute_chunk(self, slot: int, start: int, stop: int) -> int:
-        """Cells of positions start .. stop - 1 of one slot; returns the last of them."""
+        """Cells of positions start .. stop - 1 of one slot, block by block; returns the last of them."""
         if stop > self._num_blocks[slot] * self._block_size:
             raise MemoryCorrupted(
                 f"{self._name(slot)}: no block for position {stop - 1}: {self._num_blocks[slot]} blocks were given"
             )
-        store = self.store
+        store, size = self.store, self._block_size
         previous = int(self._table[slot, self._columns[start]] + self._offsets[start])
         if store.states[previous] != WRITTEN:
             self._refuse("read of a cell that is not written", slot, start - 1, previous)
+        blocks: list[int] = self._table[slot, self._columns[start + 1] : self._columns[stop] + 1].tolist()
+        if len(set(blocks)) < len(blocks):
+            self._refuse_twice(*self._rows_of(slot, start, stop))
+        values = self._chain.extend(int(store.values[previous]), self._terms[slot][start:stop])
+        number = self._numbers[slot]
+        at = start
+        for block in blocks:
+            offset = at % size
+            count = min(size - offset, stop - at)
+            cells = slice(block + offset, block + offset + count)
+            if store.states[cells].tobytes() != _UNWRITTEN_BYTES * count:
+                self._refuse_write(*self._rows_of(slot, at, at + count))
+            if store.owners[block] != number:
+                self._refuse_owner(np.array([slot]), np.array([at + 1]), np.array([block]))
+            store.values[cells] = values[at - start : at - start + count]
+            store.states[cells] = WRITTEN
+            at += count
+        return blocks[-1] + (stop - 1) % size
+
+    def _rows_of(self, slot: int, start: int, stop: int) -> tuple[IndexArray, IndexArray, IndexArray]:
+        """Positions start .. stop - 1 of one slot as if each were a row: slots, counts and cells."""
         cells = self._span(slot, start, stop)
-        slots, counts = np.full(len(cells), slot), np.arange(start + 1, stop + 1)
-        if store.states[cells].tobytes() != _UNWRITTEN_BYTES * len(cells):
-            self._refuse_write(slots, counts, cells)
-        blocks = cells - self._offsets[start + 1 : stop + 1]
-        if _TRUE in (store.owners[blocks] != self._numbers[slot]).tobytes():
-            self._refuse_owner(slots, counts, blocks)
-        store.values[cells] = self._chain.extend(int(store.values[previous]), self._ids[slot][start:stop])
-        store.states[cells] = WRITTEN
-        store.writers[cells] = counts
-        if _TRUE in (store.writers[cells] != counts).tobytes():
-            self._refuse_twice(slots, counts, cells)
-        return int(cells[-1])
+        return np.full(len(cells), slot), np.arange(start + 1, stop + 1), cells
 
     def _span(self, slot: int, start: int, stop: int) -> IndexArray:
         cells: IndexArray = self._table[slot, self._columns[start + 1 : stop + 1]]

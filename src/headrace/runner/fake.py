@@ -99,6 +99,7 @@ class FakeRunner:
         self._num_prompt = np.zeros(config.slots, np.int64)
         # Number of ids after which a slot's token is the scripted end.
         self._end_index = np.full(config.slots, _NEVER, np.int64)
+        self._is_scripted = False
         self._failed = np.zeros(config.slots, np.uint8)
         self._num_failed = 0
         self._plain_tokens = np.full(config.slots, _substitute(1, config), np.int32)
@@ -228,8 +229,9 @@ class FakeRunner:
         slot = start.slot
         self._numbers[slot] = start.number
         self._num_prompt[slot] = start.num_prompt
-        length = self.lengths.get((start.request_id, start.choice))
+        length = self.lengths.get((start.request_id, start.choice)) if self.lengths else None
         self._end_index[slot] = _NEVER if length is None else start.num_prompt + length - 1
+        self._is_scripted |= length is not None
         if self._failed[slot]:
             self._failed[slot] = RowStatus.OK
             self._num_failed -= 1
@@ -295,13 +297,11 @@ class FakeRunner:
             mixed = self._device.draw(slots, ends, cells)
             raw = mixed % self._vocab_size
             tokens = self._substitutes[raw.view(np.int64)]
-        end_index = self._end_index[slots]
         if mixed is not None and self._eos_probability > 0.0:
             lucky = mix(mixed ^ np.uint64(LUCK)) < np.uint64(min(int(self._eos_probability * 2**64), 2**64 - 1))
-            tokens[lucky & (end_index == _NEVER)] = self._config.eos_ids[0]
-        ending = end_index == ends
-        if 1 in ending.tobytes():
-            tokens[ending] = self._config.eos_ids[0]
+            tokens[lucky & (self._end_index[slots] == _NEVER)] = self._config.eos_ids[0]
+        if self._is_scripted:
+            tokens[self._end_index[slots] == ends] = self._config.eos_ids[0]
         return tokens
 
     def _draw_some(self, flight: _Flight) -> IntArray:

@@ -97,14 +97,12 @@ class Inbox:
     def take(self) -> list[Item]:
         """All there is, in the order it came."""
         taken, self._head = self._head, []
-        try:
-            while True:
-                taken.append(self._queue.get_nowait())
-        except Empty:
-            for item in taken:
-                if isinstance(item, Order) and isinstance(item.command, Submit):
-                    self._taken_bytes += self._sizes.popleft()
-            return taken
+        while not self._queue.empty():  # nobody else takes from it
+            taken.append(self._queue.get_nowait())
+        for item in taken:
+            if isinstance(item, Order) and isinstance(item.command, Submit):
+                self._taken_bytes += self._sizes.popleft()
+        return taken
 
     def wait(self, timeout_s: float) -> bool:
         """Until there is something; False when the time is over first."""
@@ -118,10 +116,10 @@ class Inbox:
 
 def submit_bytes(submit: Submit) -> int:
     """About what it holds in memory."""
-    return sum(
-        _ID_BYTES * (len(part.request.prompt_ids) + len(part.request.replay_ids))
-        + _HASH_BYTES * len(part.request.block_hashes)
-        + _SEQUENCE_BYTES * len(part.keys)
-        + (0 if part.grammar is None else len(part.grammar.source))
-        for part in submit.parts
-    )
+    size = 0
+    for part in submit.parts:
+        request = part.request
+        size += _ID_BYTES * (len(request.prompt_ids) + len(request.replay_ids))
+        size += _HASH_BYTES * len(request.block_hashes) + _SEQUENCE_BYTES * len(part.keys)
+        size += 0 if part.grammar is None else len(part.grammar.source)
+    return size

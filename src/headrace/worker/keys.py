@@ -5,12 +5,13 @@ Owned by the engine's thread. Knows neither engine nor link, only their numbers.
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from headrace.core.messages import End, SubmitPart
@@ -28,8 +29,7 @@ def _no_ids() -> "array[int]":
     return array("i")
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
+class Entry(Struct, eq=False):
     """A submission from its arrival to its end. It has a number once the engine has it."""
 
     link: int
@@ -115,6 +115,10 @@ class KeyTable:
 
     def find(self, link: int, key: int) -> Entry | None:
         return self._by_link.get(link, {}).get(key)
+
+    def has_any(self, link: int, keys: Iterable[int]) -> bool:
+        entries = self._by_link.get(link)
+        return entries is not None and not entries.keys().isdisjoint(keys)
 
     def named(self, name: Name) -> Entry | None:
         return self._by_name.get(name)

@@ -36,7 +36,7 @@ class Orphans:
 
     @property
     def next_expiry_s(self) -> float:
-        return next((wait.until_s for wait in self._waits.values()), math.inf)
+        return next(iter(self._waits.values())).until_s if self._waits else math.inf
 
     def add(self, entry: Entry, gateway: str, now_s: float) -> None:
         self._waits[entry] = _Wait(gateway, now_s + self._patience_s)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from msgspec.structs import astuple, replace
+from numpy.typing import NDArray
 
 from headrace.core.errors import HeadraceError
 from headrace.core.event import Counters, Ended, EngineLoad, Outcome, StepFrame, Waits
@@ -94,14 +95,7 @@ class FramePacker:
 
     def pack(self, frame: StepFrame, load: EngineLoad) -> list[tuple[int, Frame]]:
         """Frames for each gateway that has something to hear; numbered 0, since the outbox numbers."""
-        owners = [self._keys.owner(number) for number in frame.numbers.tolist()]
-        links = {owner.link for owner in owners if owner is not None}
-        if NOBODY in links:
-            links.remove(NOBODY)
-            for owner, token in zip(owners, frame.tokens.tolist(), strict=True):
-                if owner is not None and owner.link == NOBODY:
-                    owner.ids.append(token)
-        rows = {link: self._rows(frame, owners, link) for link in links}
+        rows = self._rows(frame)
         scores = {} if frame.scores is None else self._scores(frame.scores)
         for event in frame.ended:
             self._end(event)
@@ -110,8 +104,11 @@ class FramePacker:
         packed: list[tuple[int, Frame]] = []
         for link in dict.fromkeys((*rows, *scores, *notes)):
             note = notes.get(link) or _Note()
-            packed.extend((link, told) for told in self._tell_early(note, load))
-            keys, indices, tokens, counters = _joined([*note.told, rows.get(link, _NO_ROWS)])
+            mine = rows.get(link, _NO_ROWS)
+            if note.told:
+                packed.extend((link, told) for told in self._tell_early(note, load))
+                mine = _joined([*note.told, mine])
+            keys, indices, tokens, counters = mine
             made = Frame(
                 number=0,
                 step=frame.step,
@@ -141,12 +138,22 @@ class FramePacker:
             del note.told[:taken]
         return early
 
-    def _rows(self, frame: StepFrame, owners: list[Entry | None], link: int) -> Rows:
-        mine = [row for row, owner in enumerate(owners) if owner is not None and owner.link == link]
-        keys = np.array([owner.key for owner in owners if owner is not None and owner.link == link], np.int64)
-        if len(mine) == len(owners):
-            return Frame.pack_rows(keys, frame.indices, frame.tokens, frame.counters)
-        return Frame.pack_rows(keys, frame.indices[mine], frame.tokens[mine], frame.counters[mine])
+    def _rows(self, frame: StepFrame) -> dict[int, Rows]:
+        """Those of each gateway; what is nobody's is noted with its sequence."""
+        mine: dict[int, tuple[list[int], list[int]]] = {}
+        for row, number in enumerate(frame.numbers.tolist()):
+            owner = self._keys.owner(number)
+            if owner is None:
+                continue
+            if owner.link == NOBODY:
+                owner.ids.append(int(frame.tokens[row]))
+                continue
+            found = mine.get(owner.link)
+            if found is None:
+                found = mine[owner.link] = ([], [])
+            found[0].append(row)
+            found[1].append(owner.key)
+        return {link: _picked(frame, rows, np.array(keys, np.int64)) for link, (rows, keys) in mine.items()}
 
     def _scores(self, scores: Scores) -> dict[int, ScoreTable]:
         owners = [self._keys.owner(number) for number in scores.owners.tolist()]
@@ -172,11 +179,18 @@ class FramePacker:
         self._forget(entry)
 
     def _note(self, link: int) -> _Note:
-        return self._notes.setdefault(link, _Note())
+        note = self._notes.get(link)
+        if note is None:
+            note = self._notes[link] = _Note()
+        return note
+
+
+def _picked(frame: StepFrame, rows: list[int], keys: NDArray[np.int64]) -> Rows:
+    if len(rows) == len(frame.numbers):
+        return Frame.pack_rows(keys, frame.indices, frame.tokens, frame.counters)
+    return Frame.pack_rows(keys, frame.indices[rows], frame.tokens[rows], frame.counters[rows])
 
 
 def _joined(rows: Sequence[Rows]) -> Rows:
-    if len(rows) == 1:
-        return rows[0]
     keys, indices, tokens, counters = (b"".join(column) for column in zip(*rows, strict=True))
     return keys, indices, tokens, counters

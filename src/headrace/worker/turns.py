@@ -76,6 +76,7 @@ class TurnLoop:
         self._crowded: set[int] = set()
         self._drain_at_s: float | None = None
         self._next_service_s = -math.inf
+        self._is_service_untold = False
 
     @property
     def is_drained(self) -> bool:
@@ -85,10 +86,13 @@ class TurnLoop:
         """Until told to drain and done with it. Raises RunnerFailed when the device is gone."""
         while not self.is_drained:
             if not self.turn() and not self.is_drained:
-                self._inbox.wait(self._patience_s())
+                self._inbox.wait(self.patience_s())
 
     def turn(self) -> bool:
-        """All commands, then one step; False when there was nothing to run."""
+        """All commands, then one step; False when nothing is left to run.
+
+        What the last step brought is sent last: whom that wakes may be given this very core, and waits for this thread.
+        """
         engine = self._engine
         now_s = self._clock.now_s()
         items = self._inbox.take()
@@ -103,19 +107,27 @@ class TurnLoop:
             pass
         if not engine.in_flight:
             self._emit(engine.take_events(now_s), now_s)
-            self._tell_service(now_s, at_once=True)
+            self._tell_service(now_s)
             return False
         engine.wait()
         now_s = self._clock.now_s()
-        self._emit(engine.end(now_s), now_s)
-        self._tell_service(now_s)
-        return True
+        frame = engine.end(now_s)
+        self._is_service_untold = True
+        if now_s >= self._next_service_s:
+            self._tell_service(now_s)
+        if engine.idle:
+            engine.rest()
+        self._emit(frame, now_s)
+        return not engine.idle
 
-    def _patience_s(self) -> float:
+    def patience_s(self) -> float:
+        """How long there is nothing to do, if nothing comes in."""
         now_s = self._clock.now_s()
         until_s = min(self._engine.next_expiry_s, self._orphans.next_expiry_s)
         if self._drain_at_s is not None:
             until_s = min(until_s, self._drain_at_s)
+        if self._is_service_untold:
+            until_s = min(until_s, self._next_service_s)
         return until_s - now_s if self._engine.idle else min(until_s - now_s, _STUCK_S)
 
     def _emit(self, frame: StepFrame, now_s: float) -> None:
@@ -124,10 +136,10 @@ class TurnLoop:
         if frames:
             self._send(frames)
 
-    def _tell_service(self, now_s: float, *, at_once: bool = False) -> None:
-        if at_once or now_s >= self._next_service_s:
-            self._next_service_s = now_s + _SERVICE_EVERY_S
-            self._lifecycle.serve(self._engine.take_service())
+    def _tell_service(self, now_s: float) -> None:
+        self._next_service_s = now_s + _SERVICE_EVERY_S
+        self._is_service_untold = False
+        self._lifecycle.serve(self._engine.take_service())
 
     # Commands
 
@@ -175,12 +187,12 @@ class TurnLoop:
                 assert_never(command)
 
     def _submit(self, order: Order, submit: Submit, now_s: float) -> None:
-        keys = set(submit.keys)
-        if len(keys) < len(submit.keys) or any(self._keys.find(order.link, key) is not None for key in keys):
+        keys = submit.keys
+        if len(set(keys)) < len(keys) or self._keys.has_any(order.link, keys):
             return  # delivered twice
         if self._drain_at_s is not None:
             error = Refused("this worker is leaving", retry_after_s=1.0)
-            self._packer.turn_away(order.link, submit.keys, error, "draining")
+            self._packer.turn_away(order.link, keys, error, "draining")
             return
         by_part = [entries_of(part, order.link, order.arrived_s) for part in submit.parts]
         entries = [entry for made in by_part for entry in made]

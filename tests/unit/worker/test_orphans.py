@@ -227,7 +227,7 @@ def test_what_nobody_attaches_expires_and_frees_all_it_had(has_ended: bool) -> N
     rig = begun(3, request("r", 8, 5 if has_ended else 200), orphan_s=30.0)
     rig.leave(1)
     rig.turn(3)
-    assert rig.loop._patience_s() <= 30.0
+    assert rig.loop.patience_s() <= 30.0
     rig.clock.time_s += 29.0
     rig.turn()
     assert rig.loop._keys.count == 1

@@ -461,6 +461,39 @@ def test_what_the_inbox_had_no_room_for_is_told_to_come_again() -> None:
     assert (refusal.keys, refusal.code, refusal.retry_after_s) == ((4, 5), "queue_full", 1.0)
 
 
+def test_nothing_is_left_after_the_step_that_brought_the_last_end() -> None:
+    rig = TurnRig()
+    rig.submit(1, request("a", 8, 1))
+    assert not rig.loop.turn()
+    assert rig.ears[1].ended[1].outcome is Outcome.FINISHED and rig.engine.idle
+
+
+def test_the_service_of_the_last_step_is_told_soon_after_it() -> None:
+    """Not before its frame is sent, and not only when the next request comes."""
+    rig = TurnRig()
+    for key in range(2):
+        rig.submit(key, request(f"r{key}", 8, 1))
+        rig.run()
+    told_s = sum(rig.lifecycle.take_service().values())
+    rig.clock.time_s += rig.loop.patience_s()
+    rig.turn()
+    assert 0.0 < sum(rig.lifecycle.take_service().values()) == pytest.approx(told_s)
+    assert rig.loop.patience_s() == math.inf
+
+
+def test_idle_time_before_a_request_is_no_wait_for_others() -> None:
+    rig = TurnRig(engine_config(slots=1))
+    rig.submit(1, request("first", 8, 1, tenant="a"))
+    rig.run()
+    rig.clock.time_s += 5.0
+    rig.submit(2, request("second", 8, 20, tenant="a"))
+    rig.submit(3, request("third", 8, 1, tenant="b"))
+    rig.run()
+    assert rig.ears[1].order == [1, 2, 3]
+    waits = rig.ears[1].ended[3].waits
+    assert waits.wait_capacity_s > 10 * waits.wait_fairness_s > 0.0  # one step of many let another in
+
+
 def test_service_elsewhere_counts_here() -> None:
     rig = TurnRig()
     rig.tell(Service({"a": 2.0, "b": 1.0}))
