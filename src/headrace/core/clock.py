@@ -6,5 +6,4 @@ import time
 class SystemClock:
     """Monotonic seconds of this machine."""
 
-    def now_s(self) -> float:
-        return time.monotonic()
+    now_s = staticmethod(time.monotonic)

@@ -37,10 +37,13 @@ class StageClock:
 
     def enter(self, stage: Stage, now_s: float) -> None:
         """The present stage ends and `stage` begins at `now_s`; a clock that went back counts as still."""
-        now_s = max(now_s, self._since_s)
-        self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + now_s - self._since_s
+        seconds, since_s = self.seconds, self._since_s
+        if now_s > since_s:
+            seconds[self._stage] = seconds.get(self._stage, 0.0) + now_s - since_s
+            self._since_s = now_s
+        else:
+            seconds.setdefault(self._stage, 0.0)
         self._stage = stage
-        self._since_s = now_s
 
     def close(self, now_s: float) -> dict[Stage, float]:
         self.enter(self._stage, now_s)

@@ -5,8 +5,8 @@ that is refused has cost nothing but its headers.
 """
 
 import asyncio
+import os
 import re
-import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -283,7 +283,7 @@ def _request_id(headers: Mapping[str, str]) -> str:
 
 
 def _new_id() -> str:
-    return "req_" + secrets.token_hex(12)
+    return "req_" + os.urandom(12).hex()
 
 
 async def _take_id(exchange: Exchange) -> None:
@@ -293,7 +293,7 @@ async def _take_id(exchange: Exchange) -> None:
         return
     shelf, tenant = exchange.context.shelf, exchange.caller.tenant
     # One that was made here is not elsewhere.
-    is_wanted = exchange.request_id in (exchange.headers.get(name) for name in _ID_HEADERS)
+    is_wanted = exchange.request_id in [exchange.headers.get(name) for name in _ID_HEADERS]
     if is_wanted and await exchange.context.finding.is_elsewhere(tenant, exchange.request_id):
         exchange.request_id = _new_id()
     while not shelf.take_id(tenant, exchange.request_id):

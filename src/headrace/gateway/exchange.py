@@ -28,6 +28,7 @@ MAX_QUERY_FIELDS = 32
 _NO_HEADERS: Mapping[str, str] = {}
 _API_VERSION = (b"openai-version", b"2020-10-01")
 _JSON = (b"content-type", b"application/json")
+_JSON_HEADERS = [_JSON, (b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 _CLOSE = (b"connection", b"close")
 _NO_STORE = (b"cache-control", b"no-store")
 _NO_SNIFF = (b"x-content-type-options", b"nosniff")
@@ -175,8 +176,8 @@ class Exchange:
     async def reply(self, body: object, *, status: int = 200, headers: Mapping[str, str] = _NO_HEADERS) -> None:
         """Answer with JSON; bytes are sent as they are."""
         data = body if type(body) is bytes else msgspec.json.encode(body)
-        sent = self.common_headers()
-        sent += (_JSON, _NO_STORE, _NO_SNIFF, (b"content-length", b"%d" % len(data)))
+        sent = self.common_headers() + _JSON_HEADERS
+        sent.append((b"content-length", b"%d" % len(data)))
         for name, value in headers.items():
             if name == "content-type":
                 sent.remove(_JSON)

@@ -14,13 +14,15 @@ from typing import Any
 
 import httptools
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from headrace.core.config import GatewayConfig
 from headrace.core.errors import HeadraceError, InvalidInput, TooLarge
 from headrace.gateway.context import Context
-from headrace.gateway.cork import Corked
+from headrace.gateway.cork import Corked, Turn
+from headrace.gateway.cycle import Cycle
 from headrace.gateway.errors import HeadersTooLarge, ReceiveTimeout, error_reply
 from headrace.gateway.websocket.handshake import is_offer, with_key
 
@@ -50,9 +52,11 @@ class FencedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         context: Context,
+        turn: Turn,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._context = context
+        self._turn = turn
         self._limits: GatewayConfig = context.config
         self._deadline: asyncio.TimerHandle | None = None
         self._on_lost: Callable[[], None] | None = None
@@ -70,6 +74,7 @@ class FencedProtocol(HttpToolsProtocol):
         # Since when something lies unsent, and how much the client must have taken to be given more time.
         self._unsent_s: float | None = None
         self._goal_bytes = 0
+        self._began_s = 0.0
         self._num_headers = 0
         self._header_bytes = 0
         self._wire_bytes = 0
@@ -77,7 +82,7 @@ class FencedProtocol(HttpToolsProtocol):
         self._body_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(Corked(transport))  # type: ignore[arg-type]
+        super().connection_made(Corked(transport, self._turn))  # type: ignore[arg-type]
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -128,7 +133,6 @@ class FencedProtocol(HttpToolsProtocol):
             if self._wire_bytes > _LINGER_BYTES:
                 self.transport.abort()
             return
-        self._unset_keepalive_if_required()
         self._feed(data)
         if self._is_refused or self.transport.is_closing():
             return
@@ -136,7 +140,7 @@ class FencedProtocol(HttpToolsProtocol):
         if self._is_begun and self._deadline is None:
             self._arm()
         if self._in_head:
-            # Empty lines before a request begin none, and stop uvicorn's own timer.
+            # Empty lines before a request begin none, and have its time all the same.
             if self._deadline is None and self._wire_bytes and not self._is_answering_another():
                 self._arm()
             if self._wire_bytes > self._limits.max_header_bytes:
@@ -199,27 +203,24 @@ class FencedProtocol(HttpToolsProtocol):
         return b"\r\n".join((*lines, b"", b""))
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
         self._limits = self._context.config
         self._in_head = self._is_begun = True
         self._has_cycle = False
         self._num_headers = self._header_bytes = self._num_chunks = self._body_bytes = 0
-        self.scope["state"].update(
-            began_s=monotonic(), abort=self.transport.abort, watch=self.watch, given_s=self.given_s
-        )
-        if self._early is not None:
-            self.scope["state"]["offer"] = self
+        self._began_s = monotonic()
+        self.url = b""
+        self.headers = []
 
     def on_url(self, url: bytes) -> None:
+        self.url += url
         self._count_header(len(url))
-        super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._num_headers += 1
         self._count_header(len(name) + len(value) + 4)
         # Trailers come after the body: they are counted and dropped.
         if self._in_head:
-            super().on_header(name, value)
+            self.headers.append((name.lower(), value))
 
     def _count_header(self, size_bytes: int) -> None:
         self._header_bytes += size_bytes
@@ -229,20 +230,66 @@ class FencedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        has_host = False
-        for name, value in self.headers:
-            if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
-                raise InvalidInput(_MALFORMED)
-            has_host = has_host or name == b"host"
-        if not has_host and self.parser.get_http_version() == "1.1":
+        parser = self.parser
+        version, found = parser.get_http_version(), dict(self.headers)
+        if (b"host" not in found and version == "1.1") or not _is_cut_as_known(self.headers, found):
             raise InvalidInput(_MALFORMED)
-        self._is_offer = self.parser.should_upgrade()
+        self._is_offer = parser.should_upgrade()
         if self._is_offer:
-            if self.parser.get_method() == b"CONNECT":
+            if parser.get_method() == b"CONNECT":
                 raise InvalidInput(_MALFORMED)
             return
-        super().on_headers_complete()
+        self._answer(
+            version,
+            waits_to_continue=found.get(b"expect", b"").lower() == b"100-continue",
+            keep_alive=version != "1.0" and parser.should_keep_alive(),
+        )
+
+    def _answer(self, version: str, *, waits_to_continue: bool, keep_alive: bool) -> None:
+        """Begin to, unless an earlier request of this connection is still being answered."""
+        earlier = self.cycle
+        self.cycle = Cycle(
+            self._asgi_scope(version),
+            self.transport,
+            self.flow,
+            self.logger,
+            self.access_logger,
+            False,
+            self.server_state.default_headers,
+            asyncio.Event(),
+            waits_to_continue,
+            keep_alive,
+            self.on_response_complete,
+        )
         self._has_cycle = True
+        if earlier is None or earlier.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
+
+    def _asgi_scope(self, version: str) -> Any:
+        """What the application reads of it. Paths are decided on as they came."""
+        url = httptools.parse_url(self.url)
+        state: dict[str, Any] = {
+            "began_s": self._began_s,
+            "abort": self.transport.abort,
+            "watch": self.watch,
+            "given_s": self.given_s,
+        }
+        if self._early is not None:
+            state["offer"] = self
+        return {
+            "type": "http",
+            "http_version": version,
+            "method": self.parser.get_method().decode("ascii"),
+            "scheme": self.scheme,
+            "raw_path": url.path,
+            "query_string": url.query or b"",
+            "headers": self.headers,
+            "client": self.client,
+            "state": state,
+        }
 
     def on_chunk_header(self) -> None:
         self._num_chunks += 1
@@ -252,12 +299,20 @@ class FencedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        super().on_body(body)
+        cycle = self.cycle
+        if not cycle.response_complete:
+            cycle.body += body
+            if len(cycle.body) > HIGH_WATER_LIMIT:
+                self.flow.pause_reading()
+            cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         if self._is_offer:
             return
-        super().on_message_complete()
+        cycle = self.cycle
+        if not cycle.response_complete:
+            cycle.more_body = False
+            cycle.message_event.set()
         self.headers = []
         self._in_head, self._is_begun, self._has_cycle = True, False, False
         self._wire_bytes = 0
@@ -265,7 +320,11 @@ class FencedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self.transport.flush()  # type: ignore[attr-defined]
-        super().on_response_complete()
+        self.server_state.total_requests += 1
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            if self.pipeline:
+                self._start_asgi_task(*self.pipeline.pop())
         if self._early is not None:
             early, self._early = bytes(self._early), None
             if early:
@@ -278,9 +337,21 @@ class FencedProtocol(HttpToolsProtocol):
         """uvicorn calls this for whatever its parser refuses."""
         self._refuse(self._refusal or InvalidInput(_MALFORMED))
 
-    def check_unsent(self, now_s: float) -> None:
-        """Cut a connection whose client does not take what it was sent; to be called every now and then. An answer
-        that watches its client has a bound of its own."""
+    def check(self, now_s: float) -> None:
+        """To be called every now and then: so that no answer needs a timer for what its client does after it."""
+        self._check_unsent(now_s)
+        if self._is_idle and now_s - self.given_s() > self.timeout_keep_alive:
+            self.transport.close()
+
+    @property
+    def _is_idle(self) -> bool:
+        """All that was asked is answered, and nothing of another request has come."""
+        is_answered = self.cycle is not None and self.cycle.response_complete
+        return is_answered and self._deadline is None and not self._is_begun and not self.pipeline
+
+    def _check_unsent(self, now_s: float) -> None:
+        """Cut a connection whose client does not take what it was sent. An answer that watches its client has a bound
+        of its own."""
         unsent_bytes = self.transport.get_write_buffer_size()
         if not unsent_bytes or self._on_lost is not None:
             self._unsent_s = None
@@ -320,7 +391,6 @@ class FencedProtocol(HttpToolsProtocol):
     def _refuse(self, error: HeadraceError) -> None:
         """Answer and close, or only close where an answer is on its way already."""
         self._disarm()
-        self._unset_keepalive_if_required()
         is_answered = self._has_cycle and self.cycle.response_complete
         if self._is_answering_another() or (self._has_cycle and self.cycle.response_started and not is_answered):
             self.transport.abort()
@@ -362,7 +432,14 @@ class FencedProtocol(HttpToolsProtocol):
 
 def fenced(context: Context) -> Any:
     """What uvicorn makes a connection with."""
-    return partial(FencedProtocol, context=context)
+    return partial(FencedProtocol, context=context, turn=Turn())
+
+
+def _is_cut_as_known(headers: list[tuple[bytes, bytes]], found: dict[bytes, bytes]) -> bool:
+    """Its body comes in chunks or whole, and is not coded in any other way."""
+    if b"transfer-encoding" not in found:
+        return True
+    return all(value.strip().lower() == b"chunked" for name, value in headers if name == b"transfer-encoding")
 
 
 def _headers_too_large(limits: GatewayConfig) -> HeadersTooLarge:

@@ -39,15 +39,16 @@ class Face(Protocol):
 
 
 class _Server(uvicorn.Server):
-    async def watch_unsent(self, config: GatewayConfig) -> None:
-        """Until cancelled. A connection outlives its answer, and may wait to be closed until its client has read."""
+    async def watch_connections(self, config: GatewayConfig) -> None:
+        """Until cancelled. A connection outlives its answer: it may wait to be closed until its client has read, and to
+        be asked again."""
         least_s, most_s = UNSENT_PULSE_S
         while True:
             await asyncio.sleep(min(max(min(config.max_unread_s, config.heartbeat_s) / 4, least_s), most_s))
             now_s = monotonic()
             for connection in tuple(self.server_state.connections):
                 if isinstance(connection, FencedProtocol):
-                    connection.check_unsent(now_s)
+                    connection.check(now_s)
                 elif isinstance(connection, Connection):
                     connection.check()
 
@@ -81,7 +82,7 @@ async def serve(
         certificate = Certificate(config.tls_cert, config.tls_key)
     _bound_unsent(sockets, config.max_unsent_bytes)
     server = _Server(_uvicorn_config(app, config, certificate))
-    tasks = [asyncio.create_task(app.context.pulse.run()), asyncio.create_task(server.watch_unsent(config))]
+    tasks = [asyncio.create_task(app.context.pulse.run()), asyncio.create_task(server.watch_connections(config))]
     if certificate is not None:
         tasks.append(asyncio.create_task(certificate.watch()))
     doors = [*sockets, *(one.dup() for one in sockets for _ in range(1, DOORS))]

@@ -1,6 +1,7 @@
 """What somebody wants generated, before any model has looked at it. Owns the fields and what they mean together."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
@@ -80,8 +81,8 @@ class Ask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def check_ask(ask: Ask) -> None:
     """Refuse what contradicts itself; ranges of numbers are checked where they are used."""
-    given = [name for name in _SOURCES if getattr(ask, name) is not None]
-    if len(given) != 1:
+    if (ask.prompt, ask.messages, ask.raw, ask.ids).count(None) != len(_SOURCES) - 1:
+        given = [name for name in _SOURCES if getattr(ask, name) is not None]
         names = ", ".join(_SOURCES)
         raise InvalidInput(f"exactly one of {names} is needed, not {len(given)}", param=given[1] if given else "prompt")
     if not 1 <= ask.n <= MAX_CHOICES:
@@ -108,6 +109,8 @@ def check_ask(ask: Ask) -> None:
 
 def shape_of(ask: Ask) -> str:
     """The field that shapes the reply, or "". InvalidInput when several do."""
+    if not ask.json_object and (ask.json_schema, ask.regex, ask.choices, ask.grammar).count(None) == len(_SHAPES) - 1:
+        return ""
     found = [name for name in _SHAPES if getattr(ask, name) is not None]
     if not ask.json_object:
         found.remove("json_object")
@@ -126,8 +129,8 @@ def _check_continuation(ask: Ask) -> None:
         )
 
 
-def sampling_of(ask: Ask, *, seed: int, masked: bool) -> SamplingParams:
-    """How the engine is to sample. `seed` stands in where the ask names none."""
+def sampling_of(ask: Ask, *, seeds: Callable[[], int], masked: bool) -> SamplingParams:
+    """How the engine is to sample. `seeds` is asked where the ask names none."""
     return SamplingParams(
         temperature=ask.temperature,
         top_k=ask.top_k,
@@ -136,7 +139,7 @@ def sampling_of(ask: Ask, *, seed: int, masked: bool) -> SamplingParams:
         repetition_penalty=ask.repetition_penalty,
         presence_penalty=ask.presence_penalty,
         frequency_penalty=ask.frequency_penalty,
-        seed=seed if ask.seed is None else ask.seed,
+        seed=seeds() if ask.seed is None else ask.seed,
         logprobs=ask.logprobs,
         # A prompt that is repeated is scored like the reply, as whoever asks for both expects.
         prompt_logprobs=ask.logprobs if ask.echo and ask.prompt_logprobs is None else ask.prompt_logprobs,
@@ -151,6 +154,8 @@ def sampling_of(ask: Ask, *, seed: int, masked: bool) -> SamplingParams:
 
 def _biases(biases: dict[str, float]) -> tuple[tuple[int, float], ...]:
     """JSON has no other keys than text."""
+    if not biases:
+        return ()
     if not all(token.isdecimal() and len(token) < 10 for token in biases):
         raise InvalidInput("logit_bias maps token ids to numbers", param="logit_bias")
     return tuple((int(token), bias) for token, bias in biases.items())

@@ -97,7 +97,7 @@ class Life:
         return [voice.prepared for voice in self.voices if voice.choice_of_ask == 0]
 
     def prepare(self, asks: Sequence[Prepared]) -> None:
-        self.num_prompt_tokens = sum(len(prepared.prompt_ids) for prepared in asks)
+        self.num_prompt_tokens = sum([len(prepared.prompt_ids) for prepared in asks])
         for prepared in asks:
             for choice in range(prepared.ask.n):
                 self.voices.append(Voice(self, len(self.voices), choice, prepared))
@@ -163,8 +163,8 @@ class Life:
         """Up to now. A prompt counts once, however many choices it has."""
         return Usage(
             self.num_prompt_tokens,
-            sum(voice.cached_tokens for voice in self.voices if voice.choice_of_ask == 0),
-            sum(voice.used_tokens for voice in self.voices),
+            sum([voice.cached_tokens for voice in self.voices if voice.choice_of_ask == 0]),
+            sum([voice.used_tokens for voice in self.voices]),
         )
 
     def close(self, waits: Waits | None, arrival_s: float) -> None:
@@ -190,12 +190,12 @@ class Life:
             stages={_NAMES[stage]: spent for stage, spent in seconds.items()},
             wall_s=sum(seconds.values()),
             usage=self.usage(),
-            finish=tuple(voice.finish or "error" for voice in self.voices),
+            finish=tuple([voice.finish or "error" for voice in self.voices]),
             ttft_s=None if self.first_s is None else self.age_s(self.first_s),
             itl_s=self.itl_s,
-            preemptions=sum(end.preemptions for end in ends),
-            recomputed_tokens=sum(each.recomputed for each in counters),
-            overrun_tokens=sum(each.overrun for each in counters),
+            preemptions=sum([end.preemptions for end in ends]),
+            recomputed_tokens=sum([each.recomputed for each in counters]),
+            overrun_tokens=sum([each.overrun for each in counters]),
             attempts=self.attempts,
             replayed_tokens=self.replayed_tokens,
             error=None if self.failure is None else self.failure.code,
@@ -209,20 +209,20 @@ def numerics_of(card: WorkerCard) -> str:
 
 def spread(stages: StageClock, waits: Waits, interval_s: float) -> None:
     """Move what the engine accounts for from TRANSFER, which had all of the interval, to where it belongs."""
-    parts = {
-        Stage.WAIT_CAPACITY: waits.wait_capacity_s,
-        Stage.WAIT_FAIRNESS: waits.wait_fairness_s,
-        Stage.PREFILL: waits.prefill_s,
-        Stage.PREFILL_OTHERS: waits.prefill_others_s,
-        Stage.DECODE: waits.decode_s,
-        Stage.PREEMPTED: waits.preempted_s,
-        Stage.CLIENT: waits.paused_s,
-    }
-    stay_s = sum(parts.values())
+    parts = (
+        (Stage.WAIT_CAPACITY, waits.wait_capacity_s),
+        (Stage.WAIT_FAIRNESS, waits.wait_fairness_s),
+        (Stage.PREFILL, waits.prefill_s),
+        (Stage.PREFILL_OTHERS, waits.prefill_others_s),
+        (Stage.DECODE, waits.decode_s),
+        (Stage.PREEMPTED, waits.preempted_s),
+        (Stage.CLIENT, waits.paused_s),
+    )
+    stay_s = sum([spent_s for _, spent_s in parts])
     # Two clocks: a stay that seems longer than the interval it lies in is the interval.
     scale = min(1.0, interval_s / stay_s) if stay_s > 0.0 else 0.0
     seconds = stages.seconds
-    for stage, spent_s in parts.items():
+    for stage, spent_s in parts:
         if spent_s > 0.0:
             seconds[stage] = seconds.get(stage, 0.0) + spent_s * scale
     seconds[Stage.TRANSFER] = max(0.0, seconds.get(Stage.TRANSFER, 0.0) - stay_s * scale)

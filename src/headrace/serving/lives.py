@@ -86,7 +86,7 @@ class Lives:
         for voices, request in parts:
             grammar = voices[0].prepared.grammar
             text = None if grammar is None else GrammarText(grammar.kind, grammar.source)
-            keys = tuple(next(self._keys) for _ in voices)
+            keys = tuple([next(self._keys) for _ in voices])
             made.append(SubmitPart(keys, request, text, voices[0].number, voices[0].life.stream.is_kept))
         replica.submit(*made)
         now_s = self._clock.now_s()
@@ -196,7 +196,7 @@ class Lives:
                 if voice.first_s is None:
                     self._begin(voice, _num_cached(frame, row), said, now_s)
                 is_telling = voice.hear(token)
-                if voice.choice.stopped:
+                if voice.choice is not None and voice.choice.stopped:
                     voice.is_stopped = True
                     if key not in ended:
                         voice.abort()
@@ -325,8 +325,8 @@ class Lives:
             parts.append(prompt)
         parts.append(voice.tell(finish))
         voice.life.left -= 1
-        if voice.first_s is not None and voice.choice.num_tokens > 1:
-            voice.life.itl_s = (now_s - voice.first_s) / (voice.choice.num_tokens - 1)
+        if voice.first_s is not None and len(voice.heard) > 1:
+            voice.life.itl_s = (now_s - voice.first_s) / (len(voice.heard) - 1)
 
     def _end(self, life: Life, end: End, arrival_s: float) -> None:
         life.close(end.waits, arrival_s)

@@ -32,7 +32,7 @@ class Order(Struct, frozen=True):
 
 def check_order(order: Order) -> None:
     """Before anything is allocated for it."""
-    num_choices = sum(ask.n for ask in order.asks)
+    num_choices = sum([ask.n for ask in order.asks])
     if not order.asks:
         raise InvalidInput("at least one prompt is needed", param="prompt")
     if num_choices > MAX_ORDER_CHOICES:
@@ -41,8 +41,8 @@ def check_order(order: Order) -> None:
 
 def check_prompts(prepared: Sequence[Prepared]) -> None:
     """What an order comes to is choices times prompt tokens: bounded before anything of it is sent."""
-    num_choices = sum(each.ask.n for each in prepared)
-    num_tokens = sum(each.ask.n * len(each.prompt_ids) for each in prepared)
+    num_choices = sum([each.ask.n for each in prepared])
+    num_tokens = sum([each.ask.n * len(each.prompt_ids) for each in prepared])
     if num_choices > 1 and num_tokens > MAX_ORDER_TOKENS:
         has_choices = any(each.ask.n > 1 for each in prepared)
         raise InvalidInput(

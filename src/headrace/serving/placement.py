@@ -138,8 +138,10 @@ class Placement:
 
 def _check_context(life: Life, card: WorkerCard) -> None:
     """Here as well as in the engine: what cannot run is not sent."""
-    num_prompt = max((len(prepared.prompt_ids) for prepared in life.asks), default=0)
-    if card.context_len and num_prompt >= card.context_len:
+    if life.num_prompt_tokens < card.context_len or not card.context_len:
+        return
+    num_prompt = max([len(prepared.prompt_ids) for prepared in life.asks], default=0)
+    if num_prompt >= card.context_len:
         raise ContextLengthExceeded(
             f"the prompt has {num_prompt} tokens; the context holds {card.context_len}, one of them for output",
             param="prompt",

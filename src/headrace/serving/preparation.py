@@ -106,7 +106,7 @@ async def _encode(model: ModelText, drafts: Sequence[_Draft], most_tokens: int) 
     """Away from the loop, unless handing it over would take longer than to do it."""
     texts = [draft.pieces for draft in drafts if draft.pieces is not None]
     rooms = [Room(most_tokens, draft.ask.truncate_prompt_tokens) for draft in drafts if draft.pieces is not None]
-    size = sum(len(piece) for pieces in texts for piece in pieces if isinstance(piece, str))
+    size = sum([len(piece) for pieces in texts for piece in pieces if isinstance(piece, str)])
     if size <= INLINE_CHARS:
         return encode_within(model.tokenizer, texts, rooms, one_by_one=True)
     return await model.encoders.encode_batch(texts, rooms)
@@ -182,7 +182,7 @@ def _draft(
     blamed = shape if tools.grammar is None else "tools"
     if grammar is not None and not model.eos_ids:
         raise InvalidInput("this model's end is unknown, so no grammar can end its reply", param=blamed)
-    sampling = sampling_of(ask, seed=seeds(), masked=grammar is not None)
+    sampling = sampling_of(ask, seeds=seeds, masked=grammar is not None)
     check_sampling(sampling, model.vocab_size)
     draft = _Draft(ask, sampling, grammar, blamed, tools, stop_window(ask, windows))
     if ask.ids is not None:

@@ -6,6 +6,7 @@ say comes in as frames (`core.ports.FrameSink`). Use from one event loop.
 
 import asyncio
 import logging
+import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from headrace.core.caller import Caller
-from headrace.core.errors import HeadraceError, ModelNotFound
+from headrace.core.errors import HeadraceError, InvalidModel, ModelNotFound
 from headrace.core.messages import WorkerState
 from headrace.core.ports import Clock, FrameSink
 from headrace.core.stages import Stage, StageClock
@@ -85,7 +86,7 @@ class Service:
         secret: bytes | None = None,
         inject: Mapping[str, float] | None = None,
         on_finished: Callable[[Explanation], None] | None = None,
-        seeds: Callable[[], int] = lambda: secrets.randbits(63),
+        seeds: Callable[[], int] = lambda: int.from_bytes(os.urandom(8), "little") >> 1,
         journal: Journal | None = None,
         dialects: Dialects | None = None,
     ) -> None:
@@ -156,6 +157,8 @@ class Service:
         kept. The caller reads the stream, and says `finished` when it is done with it."""
         check_order(order)
         model = self.model(order.model)
+        if not model.tokenizer.can_stream:
+            raise InvalidModel("The model's vocabulary cannot be turned back into text token by token.")
         await self._enter(stages, Stage.TOKENISE)
         prepared = await prepare(model, order.asks, now_s=self._wall_s(), seeds=self._seeds)
         check_prompts(prepared)
@@ -175,6 +178,8 @@ class Service:
                 self._scribe.forget(stream)
             raise
         self._open[stream] = life
+        for voice in life.voices:
+            voice.listen()
         return stream
 
     async def revive_beside(self, kept: Kept) -> Stream | None:
@@ -274,7 +279,8 @@ class Service:
         if life is None:
             return
         seconds = life.stages.close(self._clock.now_s()) if stages is None else dict(stages.seconds)
-        self.cancel(stream, "disconnected")
+        if not stream.is_closed or life.left:
+            self.cancel(stream, "disconnected")
         del self._open[stream]
         explanation = life.explain(seconds)
         life.voices.clear()  # they refer to it: a cycle would keep all of it until a collection

@@ -70,13 +70,8 @@ class Voice:
         self.number = number
         self.choice_of_ask = choice_of_ask
         self.prepared = prepared
-        self.choice = Choice(
-            life.model.tokenizer.table,
-            prepared.window,
-            ends=(*sampling.stop_ids, *(() if sampling.ignore_eos else life.model.eos_ids)),
-            continues=prepared.continues,
-            shows_specials=not ask.skip_special_tokens,
-        )
+        # Made while its worker computes: what is to be computed does not wait for it.
+        self.choice: Choice | None = None
         # The ints are those of the stream's records. An array would save four bytes of each, and takes several times
         # as long to add to.
         self.heard: list[int] = []
@@ -113,7 +108,7 @@ class Voice:
         """Tokens that count for the client: none past a stop string, none where only scores were asked."""
         if self.prepared.ask.score_only:
             return 0
-        heard = self.choice.num_tokens
+        heard = len(self.heard)
         return heard if self.end is None else min(heard, self.num_replayed + self.end.counters.emitted)
 
     @property
@@ -140,10 +135,23 @@ class Voice:
                 return "stop"
         return "length" if 0 < self.most_tokens <= num_heard else None
 
+    def listen(self) -> Choice:
+        """What makes text of its tokens."""
+        if self.choice is None:
+            model, sampling = self.life.model, self.prepared.sampling
+            self.choice = Choice(
+                model.tokenizer.table,
+                self.prepared.window,
+                ends=(*sampling.stop_ids, *(() if sampling.ignore_eos else model.eos_ids)),
+                continues=self.prepared.continues,
+                shows_specials=not self.prepared.ask.skip_special_tokens,
+            )
+        return self.choice
+
     def hear(self, token: int) -> bool:
         """A token came. True: there is something to tell."""
         self.heard.append(token)
-        text = self.choice.push_one(token)
+        text = (self.choice or self.listen()).push_one(token)
         if self._is_plain:
             self._text += text
         elif not self.prepared.ask.score_only:
@@ -195,7 +203,7 @@ class Voice:
     def close(self, reason: str) -> str:
         """No more tokens will come, for this reason. Returns the finish to tell; what was held back is told with it."""
         if not self.prepared.ask.score_only:
-            rest = self.choice.finish()
+            rest = self.listen().finish()
             if self._calls is None:
                 self._text += rest
             else:
@@ -236,11 +244,11 @@ class Voice:
             self._wants_prompt = False
             self._num_chars += len(part.text)
             return
-        if part.ids and self.choice.stopped:
+        if part.ids and self.is_stopped:
             raise HeadraceError("a stream has gone on behind its stop string")
         for token in part.ids:
             self.hear(token)
-        self.is_stopped = self.choice.stopped
+        self.is_stopped = self.listen().stopped
         if not part.index:
             self.num_cached = part.cached
             self.first_s = said_s

@@ -24,6 +24,10 @@ OTHER = "other"
 _SHORT_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 
 
+# An enumeration looks for a value by way of several calls.
+_STAGES = {stage: stage.value for stage in Stage}
+
+
 class Sample(Struct, frozen=True):
     """One request that is over. Times are seconds since its first byte; the first and the last token may be missing."""
 
@@ -132,7 +136,7 @@ class Metrics:
                 self._itl.observe(by_model, (sample.last_s - sample.first_s) / (sample.completion_tokens - 1))
         for stage, seconds in sample.stages.items():
             if seconds > 0.0:
-                self._stages.observe((model, stage.value), seconds)
+                self._stages.observe((model, _STAGES[stage]), seconds)
 
     def observe_lag(self, lag_s: float) -> None:
         self._lags.observe((), lag_s)

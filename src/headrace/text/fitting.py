@@ -87,7 +87,7 @@ def _is_short(parts: Sequence[Piece], room: Room) -> bool:
 
 
 def _size(parts: Sequence[Piece]) -> int:
-    return sum(1 if isinstance(part, int) else len(part) for part in parts)
+    return sum([1 if isinstance(part, int) else len(part) for part in parts])
 
 
 def _tail(parts: Sequence[Piece], size: int) -> list[Piece]:

@@ -82,16 +82,16 @@ class ChatTemplate:
 
     async def render(self, conversation: Conversation) -> list[str | int]:
         """By the template's own process, unless the form of such conversations is known."""
-        job = self._job(conversation, await self.describe())
-        contents = None if job.tools or job.variables else contents_of(job.messages)
+        messages = self._messages(conversation, await self.describe())
+        contents = None if conversation.tools or conversation.variables else contents_of(messages)
         if contents is not None:
-            shape = shape_of(job.messages, add_generation_prompt=job.add_generation_prompt)
+            shape = shape_of(messages, add_generation_prompt=conversation.add_generation_prompt)
             form = self._forms.find(shape)
             if form is not None and form.fits(contents):
                 return form.fill(contents)
             if shape not in self._forms:
-                return await self._learn(shape, job)
-        return await self._render(job)
+                return await self._learn(shape, self._job(conversation, messages))
+        return await self._render(self._job(conversation, messages))
 
     async def _learn(self, shape: Shape, job: PackedJob) -> list[str | int]:
         """Whoever comes meanwhile does not ask for it again. A form takes more time than a prompt, which may be too much:
@@ -114,15 +114,18 @@ class ChatTemplate:
         )
 
     def render_sync(self, conversation: Conversation) -> list[str | int]:
-        job = self._job(conversation, self.describe_sync())
+        job = self._job(conversation, self._messages(conversation, self.describe_sync()))
         return self._pool.call_sync("render", job, list[str | int], subject="rendering the messages", param="messages")
 
-    def _job(self, conversation: Conversation, traits: Traits) -> PackedJob:
+    def _messages(self, conversation: Conversation, traits: Traits) -> list[dict[str, Any]]:
+        """As the template expects them."""
         _check_bounds(conversation)
-        messages = [
+        return [
             _prepare(message, f"messages[{place}]", traits.content, self._developer)
             for place, message in enumerate(conversation.messages)
         ]
+
+    def _job(self, conversation: Conversation, messages: list[dict[str, Any]]) -> PackedJob:
         if self._packed is None:
             self._packed = msgspec.Raw(msgspec.msgpack.encode(self._source))
         return PackedJob(

@@ -73,17 +73,31 @@ class Tokenizer:
         """Ids of each prompt. The interpreter is free meanwhile. `one_by_one` takes no more than one of the
         library's own threads, so that a large prompt leaves some to others."""
         jobs = [_join_texts(parts) for parts in prompts]
+        if one_by_one:
+            return [self._encode_alone(parts) for parts in jobs]
         first = [part for parts in jobs for part in parts[:1] if isinstance(part, str)]
         rest = [part for parts in jobs for part in parts[1:] if isinstance(part, str)]
-        first_ids = iter(_encode(self._opening, first, one_by_one=one_by_one))
-        rest_ids = iter(_encode(self._following, rest, one_by_one=one_by_one))
+        first_ids = iter(_encode(self._opening, first))
+        rest_ids = iter(_encode(self._following, rest))
         results: list[list[int]] = []
         for parts in jobs:
             ids: list[int] = []
             for column, part in enumerate(parts):
-                ids += next(rest_ids if column else first_ids) if isinstance(part, str) else (part,)
+                if isinstance(part, int):
+                    ids.append(part)
+                else:
+                    ids += next(rest_ids if column else first_ids)
             results.append(ids)
         return results
+
+    def _encode_alone(self, parts: Sequence[Piece]) -> list[int]:
+        ids: list[int] = []
+        for column, part in enumerate(parts):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids += _encode(self._following if column else self._opening, (part,))[0]
+        return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids` without control tokens; what a `Detokenizer` gives in parts."""
@@ -106,23 +120,22 @@ def _join_texts(parts: Sequence[Piece]) -> list[Piece]:
     """Neighbouring texts are one text: a token may lie across their border."""
     joined: list[Piece] = []
     run: list[str] = []
-    for part in (*parts, 0):
-        if isinstance(part, str):
+    for part in parts:
+        if isinstance(part, int):
+            if run:
+                joined.append("".join(run))
+                run.clear()
+            joined.append(part)
+        elif part:
             run.append(part)
-            continue
-        if text := "".join(run):
-            joined.append(text)
-        run.clear()
-        joined.append(part)
-    joined.pop()
+    if run:
+        joined.append("".join(run))
     return joined
 
 
-def _encode(encoder: tokenizers.Tokenizer, texts: Sequence[str], *, one_by_one: bool = False) -> list[list[int]]:
+def _encode(encoder: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     try:
         # encode_batch_fast lets go of the interpreter, as `encode` does not, and computes no offsets.
-        if one_by_one:
-            return [encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids for text in texts]
         return [encoding.ids for encoding in encoder.encode_batch_fast(list(texts), add_special_tokens=False)]
     except TypeError as error:
         raise InvalidInput("A text has half of a surrogate pair, which is no character.") from error

@@ -1,9 +1,10 @@
 """The head of an answer leaves with its body, and never later than anything else does."""
 
+import asyncio
 from time import monotonic
 from typing import Any, cast
 
-from headrace.gateway.cork import Corked
+from headrace.gateway.cork import MOST_HELD_BYTES, Corked, Turn
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 
@@ -24,7 +25,7 @@ class Pipe:
 
 def corked() -> tuple[Pipe, Corked]:
     pipe = Pipe()
-    return pipe, Corked(cast(Any, pipe))
+    return pipe, Corked(cast(Any, pipe), Turn())
 
 
 def test_head_and_body_are_one_write() -> None:
@@ -74,3 +75,73 @@ def test_a_body_that_looks_like_a_head_is_not_held() -> None:
     cork.write(HEAD)
     cork.write(HEAD)
     assert pipe.seen == [HEAD + HEAD]
+
+
+def test_what_streams_say_leaves_together_at_the_end_of_a_turn() -> None:
+    pipes, turn = [Pipe(), Pipe()], Turn()
+    first, second = (Corked(cast(Any, pipe), turn) for pipe in pipes)
+
+    async def story() -> None:
+        first.write(HEAD)
+        first.write_soon(b"one")
+        second.write_soon(b"two")
+        second.write_soon(b"more")
+        assert pipes[0].seen == pipes[1].seen == []
+        await asyncio.sleep(0)
+        assert [pipe.seen for pipe in pipes] == [[HEAD + b"one"], [b"twomore"]]
+
+    asyncio.run(story())
+
+
+def test_what_is_written_at_once_takes_along_what_waits() -> None:
+    pipe, cork = corked()
+
+    async def story() -> None:
+        cork.write_soon(b"frame")
+        cork.write(b"end")
+        assert pipe.seen == [b"frameend"]
+        await asyncio.sleep(0)
+
+    asyncio.run(story())
+    assert pipe.seen == [b"frameend"]
+
+
+def test_nothing_is_written_to_who_left_meanwhile() -> None:
+    pipe, cork = corked()
+
+    async def story() -> None:
+        cork.write_soon(b"frame")
+        pipe.seen.append("close")
+        await asyncio.sleep(0)
+
+    asyncio.run(story())
+    assert pipe.seen == ["close"]
+
+
+def test_much_does_not_wait() -> None:
+    pipe, cork = corked()
+
+    async def story() -> None:
+        cork.write_soon(b"a")
+        cork.write_soon(b"b" * MOST_HELD_BYTES)
+        assert pipe.seen == [b"a" + b"b" * MOST_HELD_BYTES]
+        await asyncio.sleep(0)
+
+    asyncio.run(story())
+
+
+def test_a_connection_that_fails_takes_nothing_from_the_others() -> None:
+    pipes, turn = [Pipe(), Pipe()], Turn()
+    first, second = (Corked(cast(Any, pipe), turn) for pipe in pipes)
+
+    def fail(data: bytes) -> None:
+        raise RuntimeError("broken")
+
+    async def story() -> None:
+        pipes[0].write = fail  # type: ignore[method-assign]
+        first.write_soon(b"one")
+        second.write_soon(b"two")
+        await asyncio.sleep(0)
+
+    asyncio.run(story())
+    assert pipes[0].seen == ["abort"] and pipes[1].seen == [b"two"]

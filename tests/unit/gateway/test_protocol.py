@@ -8,6 +8,7 @@ import time
 import msgspec
 import pytest
 
+from headrace.gateway import server
 from headrace.gateway.protocol import FencedProtocol
 from tests.unit.gateway.live import Live, play, running
 from tests.unit.gateway.stub import KEY, StubService, gateway
@@ -163,6 +164,19 @@ def test_an_empty_line_between_requests_does_not_hold_a_connection() -> None:
             assert (await wire.answer())[0] == 200
             await wire.send(b"\r\n")
             assert b"HTTP/1.1 408" in await wire.rest()
+
+    play(story())
+
+
+def test_a_connection_that_asks_nothing_more_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "KEEP_ALIVE_S", 0)
+
+    async def story() -> None:
+        async with running(gateway(max_unread_s=0.2)) as live:
+            wire = await live.connect()
+            await wire.send(GOOD)
+            assert (await wire.answer())[0] == 200
+            assert await wire.rest() == b""
 
     play(story())
 

@@ -34,13 +34,13 @@ def test_what_cannot_be_meant_is_refused_by_name(ask: Ask, param: str) -> None:
 def test_sampling_is_as_asked_and_a_missing_seed_is_filled_in() -> None:
     ask = Ask(raw="a", temperature=0.5, top_k=7, logit_bias={"3": -1.0}, stop_ids=[4], logprobs=2)
     expected = SamplingParams(temperature=0.5, top_k=7, logit_bias=((3, -1.0),), stop_ids=(4,), logprobs=2, seed=11)
-    assert sampling_of(ask, seed=11, masked=False) == expected
-    assert sampling_of(Ask(raw="a", seed=5), seed=11, masked=True).seed == 5
+    assert sampling_of(ask, seeds=lambda: 11, masked=False) == expected
+    assert sampling_of(Ask(raw="a", seed=5), seeds=lambda: 11, masked=True).seed == 5
 
 
 def test_biases_are_by_token_id() -> None:
     with pytest.raises(InvalidInput, match="logit_bias"):
-        sampling_of(Ask(raw="a", logit_bias={"the": 1.0}), seed=0, masked=False)
+        sampling_of(Ask(raw="a", logit_bias={"the": 1.0}), seeds=lambda: 0, masked=False)
 
 
 def test_one_thing_shapes_a_reply() -> None:

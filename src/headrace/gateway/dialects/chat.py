@@ -4,14 +4,13 @@ One event per record, whatever number of choices spoke in it: so an event's id i
 from it. The first event names the role of every choice.
 """
 
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 from itertools import chain
 
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from headrace.gateway.dialects.envelope import Envelope, Heading, Wants, encode_json, encode_text, usage_reply
+from headrace.gateway.dialects.envelope import Envelope, Heading, Wants, encode_json, usage_reply
 from headrace.gateway.dialects.logprobs import chat_logprobs, prompt_logprobs
 from headrace.gateway.errors import StreamFailed
 from headrace.gateway.schemas.replies import (
@@ -28,7 +27,8 @@ from headrace.gateway.schemas.replies import (
 from headrace.streams.record import CallDelta, Failure, Part, Record, Usage
 
 _ROLE = "assistant"
-_PLAIN_END = b'},"logprobs":null,"finish_reason":null}'
+# Around a text that is all that a choice says.
+_BEFORE, _AFTER = b',"delta":{"content":', b'},"logprobs":null,"finish_reason":null}'
 
 
 class ChatDialect:
@@ -39,20 +39,7 @@ class ChatDialect:
         self.wants = wants
         self.num_choices = num_choices
         self._is_plain = wants.is_plain
-
-    # Made with the first frame: what is answered whole has none, nor has a dialect before it is bound.
-
-    @cached_property
-    def _envelope(self) -> Envelope:
-        return Envelope(self.heading, "chat.completion.chunk", self.wants)
-
-    @cached_property
-    def _plain_head(self) -> bytes:
-        return self._envelope.head + b'{"index":'
-
-    @cached_property
-    def _plain_tail(self) -> bytes:
-        return _PLAIN_END + self._envelope.tail
+        self._envelope = Envelope(heading, "chat.completion.chunk", wants, _BEFORE, _AFTER)
 
     def bound(self, created_s: float, fingerprint: str) -> "ChatDialect":
         heading = replace(self.heading, created=int(created_s), fingerprint=fingerprint)
@@ -63,16 +50,7 @@ class ChatDialect:
         if self._is_plain and len(parts) == 1 and record.ending is None and record.number - record.merged > 1:
             part = parts[0]
             if part.finish is None and not part.calls and not part.is_prompt:
-                text = part.text
-                if not text:
-                    return b""
-                return b'id: %d%b%d,"delta":{"content":%b%b' % (
-                    record.number,
-                    self._plain_head,
-                    part.choice,
-                    encode_text(text),
-                    self._plain_tail,
-                )
+                return self._envelope.text(record.number, part.choice, part.text)
         data = self._chunk(record)
         return data if record.ending is None else data + self._envelope.ending(record, record.ending)
 
@@ -175,7 +153,7 @@ class ChatDialect:
         finish = next((part.finish for part in reversed(parts) if part.finish is not None), "error")
         if finish == "error":
             raise StreamFailed(Failure("internal_error", "A choice of this request failed."))
-        calls = _whole_calls(chain.from_iterable(part.calls for part in parts))
+        calls = _whole_calls([call for part in parts for call in part.calls])
         if finish == "tool_calls" and not calls:
             finish = "stop"
         text = wants.opening + "".join(
@@ -207,8 +185,10 @@ def _call_chunk(call: CallDelta) -> CallChunk:
     )
 
 
-def _whole_calls(deltas: Iterable[CallDelta]) -> list[CallReply]:
+def _whole_calls(deltas: Sequence[CallDelta]) -> list[CallReply]:
     """Calls by index, without those that stopped being one."""
+    if not deltas:
+        return []
     by_index: dict[int, list[CallDelta]] = {}
     for delta in deltas:
         by_index.setdefault(delta.index, []).append(delta)

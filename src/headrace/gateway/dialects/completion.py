@@ -4,19 +4,19 @@ One event per record, as in chat. What is told of a prompt (an echo, its log-pro
 """
 
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import chain
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from headrace.gateway.dialects.envelope import Envelope, Heading, Wants, encode_json, encode_text, usage_reply
+from headrace.gateway.dialects.envelope import Envelope, Heading, Wants, encode_json, usage_reply
 from headrace.gateway.dialects.logprobs import CompletionScores, prompt_logprobs
 from headrace.gateway.errors import StreamFailed
 from headrace.gateway.schemas.replies import CompletionChoice, CompletionLogprobs, CompletionReply
 from headrace.streams.record import Failure, Part, Record, Usage
 
-_PLAIN_END = b',"logprobs":null,"finish_reason":null}'
+# Around a text that is all that a choice says.
+_BEFORE, _AFTER = b',"text":', b',"logprobs":null,"finish_reason":null}'
 
 
 class CompletionDialect:
@@ -25,20 +25,7 @@ class CompletionDialect:
         self.wants = wants
         self.num_choices = num_choices
         self._is_plain = wants.is_plain
-
-    # Made with the first frame: what is answered whole has none, nor has a dialect before it is bound.
-
-    @cached_property
-    def _envelope(self) -> Envelope:
-        return Envelope(self.heading, "text_completion", self.wants)
-
-    @cached_property
-    def _plain_head(self) -> bytes:
-        return self._envelope.head + b'{"index":'
-
-    @cached_property
-    def _plain_tail(self) -> bytes:
-        return _PLAIN_END + self._envelope.tail
+        self._envelope = Envelope(heading, "text_completion", wants, _BEFORE, _AFTER)
 
     def bound(self, created_s: float, fingerprint: str) -> "CompletionDialect":
         heading = replace(self.heading, created=int(created_s), fingerprint=fingerprint)
@@ -49,16 +36,7 @@ class CompletionDialect:
         if self._is_plain and len(parts) == 1 and record.ending is None:
             part = parts[0]
             if part.finish is None and not part.is_prompt:
-                text = part.text
-                if not text:
-                    return b""
-                return b'id: %d%b%d,"text":%b%b' % (
-                    record.number,
-                    self._plain_head,
-                    part.choice,
-                    encode_text(text),
-                    self._plain_tail,
-                )
+                return self._envelope.text(record.number, part.choice, part.text)
         data = self._chunk(record)
         return data if record.ending is None else data + self._envelope.ending(record, record.ending)
 

@@ -5,6 +5,8 @@ tells more of a chunk and in the last one the stages, is there where the client 
 there, with usage or without: a client that knows OpenAI's chunks sees nothing else.
 """
 
+from functools import cached_property
+
 import msgspec
 from msgspec import UNSET, Struct
 
@@ -53,21 +55,48 @@ class Wants(Struct, frozen=True):
 
 
 class Envelope:
-    def __init__(self, heading: Heading, kind: str, wants: Wants) -> None:
+    """`before` and `after` stand around a text in a choice that says nothing else, behind its index."""
+
+    def __init__(self, heading: Heading, kind: str, wants: Wants, before: bytes, after: bytes) -> None:
         self._heading = heading
+        self._kind = kind
         self._wants = wants
+        self._before = before
+        self._after = after
+
+    # Made with the first frame: what is answered whole has none, nor has a dialect before it is bound.
+
+    @cached_property
+    def _head(self) -> bytes:
+        """Behind `id: N` up to the choices."""
+        heading = self._heading
         fields: dict[str, object] = {
             "id": heading.id,
-            "object": kind,
+            "object": self._kind,
             "created": heading.created,
             "model": heading.model,
             "system_fingerprint": heading.fingerprint or None,
         }
         if heading.service_tier is not None:
             fields["service_tier"] = heading.service_tier
-        # Behind `id: N` up to the choices, and behind the choices.
-        self.head = b"\ndata: " + encode_json(fields)[:-1] + b',"choices":['
-        self.tail = b'],"usage":null}\n\n' if wants.usage or wants.running_usage else b"]}\n\n"
+        return b"\ndata: " + encode_json(fields)[:-1] + b',"choices":['
+
+    @cached_property
+    def _text_ends(self) -> tuple[bytes, bytes]:
+        """What is before the index of a choice that is nothing but a text, and what is behind the text."""
+        wants = self._wants
+        tail = b'],"usage":null}\n\n' if wants.usage or wants.running_usage else b"]}\n\n"
+        return self._head + b'{"index":', self._after + tail
+
+    def text(self, number: int, choice: int, text: str) -> bytes:
+        """The chunk of a record that is a text of one choice and nothing else; nothing where that is empty."""
+        if not text:
+            return b""
+        data = _encoder.encode(text)
+        if not text.isascii():  # a text knows whether it is, where bytes must be looked through
+            data = _on_one_line(data)
+        head, tail = self._text_ends
+        return b"id: %d%b%d%b%b%b" % (number, head, choice, self._before, data, tail)
 
     def chunk(self, record: Record, choices: bytes, extra: bytes = b"") -> bytes:
         """`extra` is further fields of the chunk, each with its comma before it."""
@@ -78,7 +107,7 @@ class Envelope:
             extra += b',"usage":null'
         if wants.metadata:
             extra += b',"headrace":' + _encoder.encode(self._metadata(record, None))
-        return b"id: %d%b%b]%b}\n\n" % (record.number, self.head, choices, extra)
+        return b"id: %d%b%b]%b}\n\n" % (record.number, self._head, choices, extra)
 
     def ending(self, record: Record, ending: Ending) -> bytes:
         """The last frame: an error or what was used, then `[DONE]`."""
@@ -92,7 +121,7 @@ class Envelope:
             extra = b',"usage":' + _encoder.encode(usage_reply(ending.usage))
         if wants.metadata:
             extra += b',"headrace":' + _encoder.encode(self._metadata(record, ending))
-        return b"id: %d%b]%b}\n\n%b" % (record.number, self.head, extra, DONE)
+        return b"id: %d%b]%b}\n\n%b" % (record.number, self._head, extra, DONE)
 
     def _metadata(self, record: Record, ending: Ending | None) -> ChunkMetadata:
         return ChunkMetadata(
@@ -117,12 +146,6 @@ def encode_json(value: object) -> bytes:
     """On one line, whoever counts lines."""
     data = _encoder.encode(value)
     return data if data.isascii() else _on_one_line(data)
-
-
-def encode_text(text: str) -> bytes:
-    """As `encode_json`. A text knows whether it is ASCII, where bytes must be looked through."""
-    data = _encoder.encode(text)
-    return data if text.isascii() else _on_one_line(data)
 
 
 def _on_one_line(data: bytes) -> bytes:

@@ -167,7 +167,8 @@ def _adds_prompt(body: ChatBody) -> bool:
 
 def _variables(body: ChatBody) -> dict[str, Any]:
     variables = body.chat_template_kwargs or {}
-    check_depth(variables, MAX_VARIABLE_DEPTH, "chat_template_kwargs")
+    if variables:
+        check_depth(variables, MAX_VARIABLE_DEPTH, "chat_template_kwargs")
     if body.reasoning_effort is not None:
         variables = {"reasoning_effort": body.reasoning_effort} | variables
     return variables

@@ -85,10 +85,8 @@ def check_values(data: bytes) -> None:
         raise InvalidInput("the body holds too many values")
 
 
-def check_float(value: float | None, param: str) -> None:
+def check_float(value: float, param: str) -> None:
     """Refuse what lies in the range and is no number to compute with: -0.0, and what single precision has not."""
-    if value is None:
-        return
     is_negative_zero = value == 0.0 and math.copysign(1.0, value) < 0.0
     if is_negative_zero or 0.0 < abs(value) < LEAST_FLOAT:
         raise InvalidInput(f"{param} must be zero or at least {LEAST_FLOAT:.3g} in size", param=param)

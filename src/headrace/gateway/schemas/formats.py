@@ -86,19 +86,28 @@ class Shape(Struct, frozen=True):
     fields: dict[str, Any] = field(default_factory=dict)
 
 
+# Fields that shape a reply by their value alone, and what of an Ask each is.
+_KINDS = (
+    ("guided_json", "json_schema"),
+    ("guided_regex", "regex"),
+    ("guided_choice", "choices"),
+    ("guided_grammar", "grammar"),
+    ("json_schema", "json_schema"),
+    ("regex", "regex"),
+    ("ebnf", "grammar"),
+    ("grammar", "grammar"),
+)
+
+
 def shape_of(body: ShapeFields) -> Shape:
     """InvalidInput when several fields shape the reply, or a schema is no schema."""
-    found = [*_from_format(body.response_format), *_from_outputs(body.structured_outputs)]
-    for param, kind, value in (
-        ("guided_json", "json_schema", body.guided_json),
-        ("guided_regex", "regex", body.guided_regex),
-        ("guided_choice", "choices", body.guided_choice),
-        ("guided_grammar", "grammar", body.guided_grammar),
-        ("json_schema", "json_schema", body.json_schema),
-        ("regex", "regex", body.regex),
-        ("ebnf", "grammar", body.ebnf),
-        ("grammar", "grammar", body.grammar),
-    ):
+    found: list[tuple[str, str, Any]] = []
+    if body.response_format is not None:
+        found += _from_format(body.response_format)
+    if body.structured_outputs is not None:
+        found += _from_outputs(body.structured_outputs)
+    for param, kind in _KINDS:
+        value = getattr(body, param)
         if value is not None:
             found.append((param, kind, value))
     if not found:
@@ -109,7 +118,7 @@ def shape_of(body: ShapeFields) -> Shape:
     return Shape(param, {kind: _schema(value, param) if kind == "json_schema" else value})
 
 
-def _from_format(format: ResponseFormat | None) -> list[tuple[str, str, Any]]:
+def _from_format(format: ResponseFormat) -> list[tuple[str, str, Any]]:
     match format:
         case JsonObjectFormat():
             return [("response_format", "json_object", True)]
@@ -126,9 +135,7 @@ def _from_format(format: ResponseFormat | None) -> list[tuple[str, str, Any]]:
     return []
 
 
-def _from_outputs(outputs: StructuredOutputs | None) -> list[tuple[str, str, Any]]:
-    if outputs is None:
-        return []
+def _from_outputs(outputs: StructuredOutputs) -> list[tuple[str, str, Any]]:
     given = (
         ("structured_outputs.json", "json_schema", outputs.json),
         ("structured_outputs.regex", "regex", outputs.regex),

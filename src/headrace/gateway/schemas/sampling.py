@@ -80,7 +80,9 @@ class GenerationFields(ShapeFields, frozen=True, kw_only=True):
 def sampling_fields(body: GenerationFields) -> dict[str, Any]:
     """The fields of an Ask that sampling needs, where they differ from its defaults."""
     for name in _FLOATS:
-        check_float(getattr(body, name), name)
+        value = getattr(body, name)
+        if value is not None:
+            check_float(value, name)
     for token, bias in (body.logit_bias or {}).items():
         if not (token.isascii() and token.isdecimal()):
             raise InvalidInput("logit_bias maps token ids to numbers", param="logit_bias")

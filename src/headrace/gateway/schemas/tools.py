@@ -65,6 +65,8 @@ class ToolRules(Struct, frozen=True):
 
 
 def tool_rules(tools: Tools | None, choice: ToolChoice | None, *, is_parallel: bool) -> ToolRules:
+    if tools is None and choice is None:
+        return ToolRules(is_parallel=is_parallel)
     definitions: list[FunctionDefinition] = []
     for place, tool in enumerate(tools or ()):
         if isinstance(tool, CustomTool):
