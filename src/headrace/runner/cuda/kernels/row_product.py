@@ -29,11 +29,11 @@ def row_config(height: int, width: int, *, gated: bool) -> RowConfig:
         return RowConfig(8, span) if gated or width > height or height > width else RowConfig(4, span, 2)
     if gated:
         return RowConfig(2, span, 2 if height * width >= 1 << 20 else 4)
-    if height * width < 1 << 20:
-        return RowConfig(8, span) if height > width else RowConfig(2, span, 2)
+    small = height * width < 1 << 20
     if height > width:
-        return RowConfig(4, span, 1)
-    return RowConfig(2, 2048, 4) if width % 2048 == 0 else RowConfig(2, span, 2)
+        return RowConfig(8, span) if small else RowConfig(4, span, 1)
+    is_long = width > 1024 if small else width % 2048 == 0
+    return RowConfig(2, 2048, 4) if is_long else RowConfig(2, span, 2)
 
 
 def row_product(
