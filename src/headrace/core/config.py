@@ -132,6 +132,7 @@ class TenantEntry(Struct, frozen=True, forbid_unknown_fields=True):
     scopes: tuple[str, ...] = ()
     tier: str = "plus"
     weight: float = 1.0
+    # Blocks are those of the workers: of 8 tokens on processors, of 16 on cards.
     max_slots: int | None = None
     max_blocks: int | None = None
     reserved_slots: int = 0

@@ -35,7 +35,8 @@ class Cycle(RequestResponseCycle):
             pass
         elif not self.chunked_encoding:
             self.expected_content_length -= len(body)
-            assert has_more or not self.expected_content_length, "a body is as long as its head said"
+            if self.expected_content_length < 0 or (self.expected_content_length and not has_more):
+                raise RuntimeError("a body is not as long as its head said")
             self.transport.write(body)
         elif has_more:
             if body:

@@ -125,7 +125,7 @@ class Exchange:
 
     @property
     def first_s(self) -> float | None:
-        """When the first of what the model said was taken by the transport."""
+        """When the first of what the model said was given to the transport, which lets it go at the end of the turn."""
         return self._first_s
 
     @property

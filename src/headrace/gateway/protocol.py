@@ -241,7 +241,7 @@ class FencedProtocol(HttpToolsProtocol):
             return
         self._answer(
             version,
-            waits_to_continue=found.get(b"expect", b"").lower() == b"100-continue",
+            waits_to_continue=b"expect" in found and _is_continued(self.headers),
             keep_alive=version != "1.0" and parser.should_keep_alive(),
         )
 
@@ -271,6 +271,8 @@ class FencedProtocol(HttpToolsProtocol):
     def _asgi_scope(self, version: str) -> Any:
         """What the application reads of it. Paths are decided on as they came."""
         url = httptools.parse_url(self.url)
+        if url.path is None:
+            raise InvalidInput(_MALFORMED)
         state: dict[str, Any] = {
             "began_s": self._began_s,
             "abort": self.transport.abort,
@@ -433,6 +435,11 @@ class FencedProtocol(HttpToolsProtocol):
 def fenced(context: Context) -> Any:
     """What uvicorn makes a connection with."""
     return partial(FencedProtocol, context=context, turn=Turn())
+
+
+def _is_continued(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Whether its client waits to be told so before it sends the body."""
+    return any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
 
 
 def _is_cut_as_known(headers: list[tuple[bytes, bytes]], found: dict[bytes, bytes]) -> bool:

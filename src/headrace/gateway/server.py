@@ -5,6 +5,7 @@ Signals are the caller's: it sets `stop`.
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Generator, Sequence
 from time import monotonic
@@ -27,6 +28,7 @@ UNSENT_PULSE_S = (0.05, 2.0)
 LINGER_S = 3.0
 # For an error to reach who cannot read on elsewhere.
 LAST_WORDS_S = 2.0
+_LOG = logging.getLogger("headrace.gateway")
 
 
 class Face(Protocol):
@@ -47,10 +49,13 @@ class _Server(uvicorn.Server):
             await asyncio.sleep(min(max(min(config.max_unread_s, config.heartbeat_s) / 4, least_s), most_s))
             now_s = monotonic()
             for connection in tuple(self.server_state.connections):
-                if isinstance(connection, FencedProtocol):
-                    connection.check(now_s)
-                elif isinstance(connection, Connection):
-                    connection.check()
+                try:
+                    if isinstance(connection, FencedProtocol):
+                        connection.check(now_s)
+                    elif isinstance(connection, Connection):
+                        connection.check()
+                except Exception:  # noqa: BLE001 - a loop of the top: one connection must not keep the others open
+                    _LOG.exception("a connection could not be looked at")
 
     def refuse_more(self) -> None:
         """Connections from now on are somebody else's."""

@@ -253,7 +253,9 @@ class Device:
             self._refuse("read of a cell that is not written", slot, start - 1, previous)
         blocks: list[int] = self._table[slot, self._columns[start + 1] : self._columns[stop] + 1].tolist()
         if len(set(blocks)) < len(blocks):
-            self._refuse_twice(*self._rows_of(slot, start, stop))
+            again = next(place for place, block in enumerate(blocks) if block in blocks[:place])
+            position = (start // size + again) * size
+            self._refuse("two writers of one cell in one step", slot, position, blocks[again])
         values = self._chain.extend(int(store.values[previous]), self._terms[slot][start:stop])
         number = self._numbers[slot]
         at = start

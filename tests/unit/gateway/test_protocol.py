@@ -61,6 +61,8 @@ async def is_answered(live: Live) -> bool:
         pytest.param(HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 500_000, 400, id="1-byte chunks"),
         pytest.param(b"\x16\x03\x01\x02\x00garbage\r\n\r\n", 400, id="not HTTP"),
         pytest.param(b"BREW /live HTTP/1.1\r\nhost: localhost\r\n\r\n", 400, id="no such method"),
+        pytest.param(b"GET http://localhost HTTP/1.1\r\nhost: localhost\r\n\r\n", 400, id="no path"),
+        pytest.param(b"GET http://localhost?x=1 HTTP/1.1\r\nhost: localhost\r\n\r\n", 400, id="a query and no path"),
     ],
 )  # fmt: skip
 def test_what_is_not_a_request_is_refused_and_closed(request_bytes: bytes, status: int) -> None:
@@ -147,7 +149,7 @@ def test_a_body_that_waits_to_be_asked_for_is_asked_for() -> None:
     async def story() -> None:
         async with running(gateway()) as live:
             wire = await live.connect()
-            await wire.send(HEAD + b"expect: 100-continue\r\ncontent-length: 12\r\n\r\n")
+            await wire.send(HEAD + b"expect: 100-continue\r\nexpect: x\r\ncontent-length: 12\r\n\r\n")
             assert await wire.line() == b"HTTP/1.1 100 Continue\r\n"
             assert await wire.line() == b"\r\n"
             await wire.send(b'{"text":"a"}')

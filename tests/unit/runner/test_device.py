@@ -64,6 +64,12 @@ def test_a_block_twice_in_one_table_is_caught(runner: FakeRunner) -> None:
         runner.launch(plan(0, [(0, 0, 12, True)], begun=[begin(0, PROMPT, [3, 1, 1])]))
 
 
+def test_a_block_twice_in_one_table_is_caught_where_its_cells_do_not_meet(runner: FakeRunner) -> None:
+    run(runner, plan(0, [(0, 0, 2, False)], begun=[begin(0, PROMPT, [3, 1, 3])]))
+    with pytest.raises(MemoryCorrupted, match="one step: position 8 in block 3"):
+        runner.launch(plan(1, [(0, 2, 8, False)]))
+
+
 def test_two_decode_rows_into_one_block_are_caught(runner: FakeRunner) -> None:
     starts = [begin(slot, PROMPT, [4 * slot + 3, 4 * slot + 1, 4 * slot + 2]) for slot in range(2)]
     run(runner, plan(0, [(0, 0, 12, True), (1, 0, 12, True)], begun=starts))
