@@ -21,7 +21,7 @@ class Phase(IntEnum):
 
 
 class Sequence(Struct, eq=False):
-    """A Struct for the sake of its many fields: it is made in a quarter of a dataclass's time."""
+    """A Struct for the sake of its many fields: it is made in half of a dataclass's time."""
 
     number: int
     request: Request
