@@ -78,13 +78,15 @@ class GrammarText(Struct, frozen=True):
 
 class SubmitPart(Struct, frozen=True):
     """Choices of one prompt, which travels once: `keys[i]` is choice `request.choice + i`, and number `first + i` among
-    all sequences of the client's request. `outlives`: after its gateway is gone somebody may come for it."""
+    all sequences of the client's request. `outlives`: after its gateway is gone somebody may come for it. `is_suspect`: a
+    worker may have died of it, and this one is to say that it has it before it runs it."""
 
     keys: tuple[int, ...]
     request: Request
     grammar: GrammarText | None = None
     first: int = 0
     outlives: bool = True
+    is_suspect: bool = False
 
 
 class Submit(Struct, frozen=True, tag="submit"):
@@ -249,8 +251,8 @@ class ScoreTable(Struct, frozen=True):
 class Frame(Struct, frozen=True, tag="frame"):
     """One step for one gateway: what was accepted, a token per row, what ended, what was refused.
 
-    Acceptances, refusals and ends by command are sent at once, before the next step; `step` is then -1. `load` counts
-    everything accepted up to this frame.
+    Acceptances, refusals and ends by command are sent at once, before the next step; `step` is then -1. Where steps are
+    short they come with the next one's tokens instead. `load` counts everything accepted up to this frame.
     """
 
     number: int

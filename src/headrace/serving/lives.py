@@ -87,7 +87,8 @@ class Lives:
             grammar = voices[0].prepared.grammar
             text = None if grammar is None else GrammarText(grammar.kind, grammar.source)
             keys = tuple([next(self._keys) for _ in voices])
-            made.append(SubmitPart(keys, request, text, voices[0].number, voices[0].life.stream.is_kept))
+            life = voices[0].life
+            made.append(SubmitPart(keys, request, text, voices[0].number, life.stream.is_kept, life.kills > 0))
         replica.submit(*made)
         now_s = self._clock.now_s()
         for part, (voices, _) in zip(made, parts, strict=True):

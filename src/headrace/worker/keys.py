@@ -49,6 +49,8 @@ class Entry(Struct, eq=False):
     end: End | None = None
     # Whether anybody may come for it once its link is lost.
     outlives: bool = True
+    # Whether a worker may have died of it.
+    is_suspect: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +74,7 @@ def entries_of(part: SubmitPart, link: int, arrived_s: float) -> list[Entry]:
             replace(request, choice=request.choice + index) if index else request,
             (request.tenant, request.request_id, part.first + index),
             outlives=part.outlives,
+            is_suspect=part.is_suspect,
         )
         for index, key in enumerate(part.keys)
     ]

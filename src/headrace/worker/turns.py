@@ -46,6 +46,8 @@ _SERVICE_EVERY_S = 0.25
 _LONGEST_GRACE_S = 86_400.0
 # Sequences wait, nothing runs and nothing tells when that changes: look again.
 _STUCK_S = 0.05
+# A turn so short is over before a gateway would have read what came ahead of it, and woken up for that.
+_SHORT_TURN_S = 0.001
 
 Send = Callable[[list[tuple[int, Frame]]], None]
 
@@ -77,6 +79,9 @@ class TurnLoop:
         self._drain_at_s: float | None = None
         self._next_service_s = -math.inf
         self._is_service_untold = False
+        # How long the last turn with a step was.
+        self._turn_s = math.inf
+        self._is_proof_due = False
 
     @property
     def is_drained(self) -> bool:
@@ -94,14 +99,15 @@ class TurnLoop:
         What the last step brought is sent last: whom that wakes may be given this very core, and waits for this thread.
         """
         engine = self._engine
-        now_s = self._clock.now_s()
+        begun_s = now_s = self._clock.now_s()
         items = self._inbox.take()
         for item in items:
             self._take(item, now_s)
         self._enforce_grace(now_s)
         if now_s >= self._orphans.next_expiry_s:
             self._give_up(self._orphans.expired(now_s), now_s)
-        if items:
+        if items and (self._turn_s > _SHORT_TURN_S or self._is_proof_due):
+            self._is_proof_due = False
             self._emit(engine.take_events(now_s), now_s)
         while engine.begin(now_s):
             pass
@@ -111,6 +117,7 @@ class TurnLoop:
             return False
         engine.wait()
         now_s = self._clock.now_s()
+        self._turn_s = now_s - begun_s
         frame = engine.end(now_s)
         self._is_service_untold = True
         if now_s >= self._next_service_s:
@@ -224,6 +231,7 @@ class TurnLoop:
             entry.early_s = max(0.0, now_s - entry.arrived_s)
             self._keys.number(entry, number)
             self._packer.accept(entry)
+            self._is_proof_due |= entry.is_suspect
             if entry.is_paused or entry.link in self._crowded:
                 self._engine.pause(number, now_s)
         return True

@@ -85,6 +85,7 @@ def test_suspects_are_tried_one_at_a_time_and_the_rest_moves_at_once(pool: Limit
             worker.die()
             rig.change(worker)
             assert len(worker.keys) == 3
+            assert [part.is_suspect for parts in worker._inbox for part in parts] == [False, False, True]
             for num_there in (3, 3, 3, 4, 4, 4, 5):
                 assert len(worker.keys) == num_there
                 worker.turn()

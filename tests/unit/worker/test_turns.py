@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from msgspec.structs import replace
 
-from headrace.core.config import TenantConfig
+from headrace.core.config import CostProfile, TenantConfig
 from headrace.core.errors import RunnerFailed
 from headrace.core.event import Outcome
 from headrace.core.messages import (
@@ -45,6 +45,32 @@ def test_tokens_are_the_truth_and_acceptance_comes_before_the_first_step() -> No
     rig.run()
     assert rig.ears[1].tokens[7] == truth_of(request("a", 8, 5))
     assert rig.ears[1].ended[7].outcome is Outcome.FINISHED
+
+
+def test_where_steps_are_short_acceptance_comes_with_the_first_token_and_a_suspect_s_before_it() -> None:
+    rig = TurnRig(engine_config(profile=CostProfile(c0_s=1e-4)))
+    rig.submit(1, request("a", 8, 1))
+    rig.run()
+    assert [frame.accepted for _, frame in rig.frames] == [(1,), ()], "nothing is known of its steps yet"
+    rig.submit(2, request("b", 8, 1))
+    rig.run()
+    ((_, together),) = rig.frames[2:]
+    assert (together.accepted, len(together.rows()), [end.key for end in together.ended]) == ((2,), 1, [2])
+    rig.tell(Submit((replace(part(3, request("c", 8, 1)), is_suspect=True),)))
+    rig.turn()
+    (_, proof), (_, step) = rig.frames[3:]
+    assert (proof.accepted, proof.step, step.accepted) == ((3,), -1, ())
+
+
+def test_a_step_that_takes_long_makes_the_next_acceptance_come_before_its_step() -> None:
+    rig = TurnRig(engine_config(profile=CostProfile(c0_s=1e-4)))
+    rig.submit(1, request("a", 8, 1))
+    rig.run()
+    rig.runner.speed = 100.0
+    for key, name in ((2, "b"), (3, "c")):
+        rig.submit(key, request(name, 8, 1))
+        rig.run()
+    assert [frame.accepted for _, frame in rig.frames[2:]] == [(2,), (3,), ()]
 
 
 def test_short_ones_end_long_before_a_long_one_beside_them() -> None:
