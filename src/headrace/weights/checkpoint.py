@@ -38,8 +38,13 @@ class Checkpoint(Protocol):
         `tensors` where the bytes are wanted as they are. `progress` is called by the caller's thread."""
         ...
 
+    def hash_ahead(self) -> None:
+        """Begin with the digest, in threads: for who has long to wait before it can `pour`, which then only pours."""
+        ...
+
     def digest(self) -> dict[str, str]:
-        """sha256 by file name. Free once `tensors` or `pour` came to its end; before that the files are read for it."""
+        """sha256 by file name. Free once `tensors` or `pour` came to its end, or what was begun ahead; before that the files
+        are read for it."""
         ...
 
     def close(self) -> None: ...

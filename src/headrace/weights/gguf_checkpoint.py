@@ -19,7 +19,7 @@ from headrace.weights.generation import GenerationDefaults
 from headrace.weights.gguf_header import read_gguf_header
 from headrace.weights.gguf_metadata import GgufMetadata, shape_of_metadata, vocabulary_of_metadata
 from headrace.weights.layout import check_tensors
-from headrace.weights.pouring import OpenTap, pour_files
+from headrace.weights.pouring import OpenTap, hash_ahead, pour_files
 from headrace.weights.shape import ModelShape
 from headrace.weights.weight_file import Progress, StoredTensor, WeightFile, read_files
 
@@ -68,6 +68,9 @@ class GgufCheckpoint:
 
     def pour(self, open_tap: OpenTap, progress: Progress | None = None) -> None:
         pour_files([(self._file, self._tensors)], open_tap, progress)
+
+    def hash_ahead(self) -> None:
+        hash_ahead([self._file])
 
     def digest(self) -> dict[str, str]:
         return {self.path.name: self._file.hash()}

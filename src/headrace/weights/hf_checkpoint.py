@@ -17,7 +17,7 @@ from headrace.weights.document import DocumentFolder, parse_json
 from headrace.weights.families import family_of_class
 from headrace.weights.generation import GenerationDefaults
 from headrace.weights.layout import check_tensors, tensor_dims
-from headrace.weights.pouring import OpenTap, pour_files
+from headrace.weights.pouring import OpenTap, hash_ahead, pour_files
 from headrace.weights.safetensors_header import read_safetensors_header
 from headrace.weights.shape import ModelShape
 from headrace.weights.tokenizer_files import read_vocabulary
@@ -61,6 +61,9 @@ class HfCheckpoint:
 
     def pour(self, open_tap: OpenTap, progress: Progress | None = None) -> None:
         pour_files(self._wanted(), open_tap, progress)
+
+    def hash_ahead(self) -> None:
+        hash_ahead([file for file, _ in self._files])
 
     def digest(self) -> dict[str, str]:
         return self._documents.digests | {file.path.name: file.hash() for file, _ in self._files}

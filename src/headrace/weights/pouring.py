@@ -1,4 +1,4 @@
-"""Several files of tensors poured at once, one thread to a file: a file's hash is a chain that only one can follow.
+"""Several files of tensors poured or hashed at once, one thread to a file: a hash is a chain that only one can follow.
 
 Owns the threads and what the caller hears of them. Reading and hashing are the files' own; both let other threads run.
 """
@@ -35,6 +35,14 @@ class _Tally:
             raise _GaveUp
         with self.lock:
             self.done += size_bytes
+
+
+def hash_ahead(files: Sequence[WeightFile]) -> None:
+    """Begin with all of them, and do not wait."""
+    threads = ThreadPoolExecutor(min(len(files), _MOST_THREADS), thread_name_prefix="hash")
+    for file in files:
+        file.hash_ahead(threads)
+    threads.shutdown(wait=False)
 
 
 def pour_files(

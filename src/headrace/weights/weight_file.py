@@ -1,8 +1,8 @@
 """One file of tensors: an open descriptor, where the tensors lie, and one pass over its bytes.
 
 Owns reading and hashing: every byte of the file is read once, in order, hashed, and if it belongs to a tensor decoded
-or poured as it is. Nothing is mapped, so a file that shrinks under us is an error and not a signal.
-Knows no file format and no model.
+or poured as it is. Who has something to wait for before it can pour has the file hashed ahead, and reads it once more.
+Nothing is mapped, so a file that shrinks under us is an error and not a signal. Knows no file format and no model.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from stat import S_ISREG
 from typing import TYPE_CHECKING, Protocol
@@ -28,6 +29,8 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 # Decoding works best in a slice that stays in the cache; hashing and skipping do not care.
 _SLICE_BYTES = 2**17
 _SKIP_BYTES = 2**20
+# Long: between slices a thread must get the interpreter back from one that imports modules.
+_AHEAD_BYTES = 2**24
 
 
 class StoredTensor(Struct, frozen=True):
@@ -67,6 +70,8 @@ class WeightFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.sha256 = ""
+        self._ahead: Future[None] | None = None
+        self._is_closing = False
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
@@ -79,6 +84,9 @@ class WeightFile:
         self._written_ns = status.st_mtime_ns
 
     def close(self) -> None:
+        self._is_closing = True
+        if self._ahead is not None and not self._ahead.cancel():
+            self._ahead.exception()
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -104,8 +112,9 @@ class WeightFile:
         self._finish(hasher)
 
     def pour(self, tensors: Sequence[StoredTensor], tap: Tap, advance: Advance) -> None:
-        """The tensors in the order in which they lie, a slice at a time and not decoded. Hashes the whole file."""
-        hasher = hashlib.sha256()
+        """The tensors in the order in which they lie, a slice at a time and not decoded. Hashes the whole file, if it is not
+        hashed ahead."""
+        hasher = hashlib.sha256() if self._ahead is None else None
         place = 0
         for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
             self._skip(hasher, place, tensor.offset, advance)
@@ -114,13 +123,27 @@ class WeightFile:
         self._skip(hasher, place, self.size_bytes, advance)
         self._finish(hasher)
 
+    def hash_ahead(self, threads: Executor) -> None:
+        """Begin to hash in one of these threads; `hash` waits for it, `close` breaks it off."""
+
+        def advance(size_bytes: int) -> None:
+            if self._is_closing:
+                raise self._was_closed()
+
+        self._ahead = threads.submit(self._hash, _AHEAD_BYTES, advance)
+
     def hash(self) -> str:
         """The file's sha256, from the last pass if there was one."""
+        if self._ahead is not None:
+            self._ahead.result()
         if not self.sha256:
-            hasher = hashlib.sha256()
-            self._skip(hasher, 0, self.size_bytes, lambda size_bytes: None)
-            self._finish(hasher)
+            self._hash(_SKIP_BYTES, lambda size_bytes: None)
         return self.sha256
+
+    def _hash(self, slice_bytes: int, advance: Advance) -> None:
+        hasher = hashlib.sha256()
+        self._skip(hasher, 0, self.size_bytes, advance, slice_bytes)
+        self._finish(hasher)
 
     def _read_tensor(self, tensor: StoredTensor, hasher: hashlib._Hash, advance: Advance) -> NDArray[np.float32]:
         encoding = tensor.encoding
@@ -141,23 +164,29 @@ class WeightFile:
                 advance(len(raw))
         return _as_halves(out.reshape(tensor.dims), tensor.paired_heads)
 
-    def _pour_tensor(self, tensor: StoredTensor, tap: Tap, hasher: hashlib._Hash, advance: Advance) -> None:
+    def _pour_tensor(self, tensor: StoredTensor, tap: Tap, hasher: hashlib._Hash | None, advance: Advance) -> None:
         block, start = tensor.encoding.block_bytes, 0
         while start < tensor.size_bytes:
             room = tap.lend()
             raw = room[: min(len(room) // block * block, tensor.size_bytes - start)]
             self._fill(raw, tensor.offset + start)
-            hasher.update(raw)
+            if hasher is not None:
+                hasher.update(raw)
             tap.take(tensor, start, raw)
             start += len(raw)
             advance(len(raw))
         if not tap.is_finite(tensor):
             raise self._not_finite(tensor)
 
-    def _skip(self, hasher: hashlib._Hash, start: int, end: int, advance: Advance) -> None:
-        buffer = memoryview(bytearray(min(_SKIP_BYTES, max(0, end - start))))
-        for offset in range(start, end, _SKIP_BYTES):
-            raw = buffer[: min(_SKIP_BYTES, end - offset)]
+    def _skip(
+        self, hasher: hashlib._Hash | None, start: int, end: int, advance: Advance, slice_bytes: int = _SKIP_BYTES
+    ) -> None:
+        """Hash what lies between; with nothing to hash it, nothing is read."""
+        if hasher is None:
+            return advance(end - start)
+        buffer = memoryview(bytearray(min(slice_bytes, max(0, end - start))))
+        for offset in range(start, end, slice_bytes):
+            raw = buffer[: min(slice_bytes, end - offset)]
             self._fill(raw, offset)
             hasher.update(raw)
             advance(len(raw))
@@ -166,15 +195,19 @@ class WeightFile:
         told = f"tensor {tensor.name} holds a number that is not finite"
         return InvalidModel(f"{self.path.name}: {told}", param=tensor.name)
 
-    def _finish(self, hasher: hashlib._Hash) -> None:
+    def _was_closed(self) -> InvalidModel:
+        return InvalidModel(f"{self.path.name}: was closed before it was read")
+
+    def _finish(self, hasher: hashlib._Hash | None) -> None:
         status = os.fstat(self._descriptor)
         if (status.st_size, status.st_mtime_ns) != (self.size_bytes, self._written_ns):
             raise InvalidModel(f"{self.path.name}: changed while it was read")
-        self.sha256 = hasher.hexdigest()
+        if hasher is not None:
+            self.sha256 = hasher.hexdigest()
 
     def _fill(self, buffer: memoryview, offset: int) -> None:
         if self._descriptor < 0:
-            raise InvalidModel(f"{self.path.name}: was closed before it was read")
+            raise self._was_closed()
         done = 0
         while done < len(buffer):
             try:

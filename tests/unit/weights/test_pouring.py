@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from threading import get_ident
@@ -12,7 +13,7 @@ from gguf import GGMLQuantizationType
 
 from headrace.core.errors import InvalidModel
 from headrace.weights.checkpoint import Checkpoint, open_checkpoint
-from headrace.weights.weight_file import StoredTensor
+from headrace.weights.weight_file import StoredTensor, WeightFile
 from tests.unit.weights.files import as_bytes, random_tensors, tiny_shape, write_folder, write_gguf
 
 pytestmark = pytest.mark.unit
@@ -153,3 +154,42 @@ def test_quantised_blocks_are_not_cut(tmp_path: Path) -> None:
     assert np.frombuffer(basin.poured["model.norm.weight"], "<f4").shape == (64,)
     assert opened.digest() == {"m.gguf": hashlib.sha256(path.read_bytes()).hexdigest()}
     opened.close()
+
+
+def test_what_is_hashed_ahead_is_poured_all_the_same(checkpoint: Checkpoint, folder: Path) -> None:
+    expected = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    basin, heard = Basin(), list[int]()
+    checkpoint.hash_ahead()
+    checkpoint.pour(basin.open_tap, lambda done, total: heard.append(done))
+    assert basin.poured == {name: as_bytes(values, "BF16") for name, values in random_tensors(tiny_shape()).items()}
+    assert checkpoint.digest() == expected
+    assert heard[-1] == checkpoint.size_bytes
+
+
+def test_a_file_that_changed_between_its_hash_and_its_pouring_is_refused(checkpoint: Checkpoint, folder: Path) -> None:
+    checkpoint.hash_ahead()
+    checkpoint.digest()
+    with (folder / "model-00002-of-00003.safetensors").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(InvalidModel, match="changed"):
+        checkpoint.pour(Basin().open_tap)
+
+
+def test_a_file_that_changed_before_it_was_hashed_has_no_digest(checkpoint: Checkpoint, folder: Path) -> None:
+    with (folder / "model-00002-of-00003.safetensors").open("ab") as file:
+        file.write(b"x")
+    checkpoint.hash_ahead()
+    with pytest.raises(InvalidModel, match="changed"):
+        checkpoint.digest()
+
+
+def test_closing_breaks_off_what_is_hashed_ahead(tmp_path: Path) -> None:
+    path = tmp_path / "long"
+    with path.open("wb") as sparse:
+        sparse.truncate(1 << 36)
+    file = WeightFile(path)
+    with ThreadPoolExecutor(1) as threads:
+        file.hash_ahead(threads)
+        file.close()
+    with pytest.raises(InvalidModel, match="closed before it was read"):
+        file.hash()

@@ -72,3 +72,19 @@ def test_a_worker_loads_for_its_models_device_and_the_card_of_its_number(
     with pytest.raises(InvalidInput, match="enough"):
         mounting.mount_torch(checkpoint.path, ModelConfig("m", device="cuda"), (), lambda part, words: None, 3)
     assert [(settings.device, settings.card) for settings in asked] == [("cuda", 3)]
+
+
+@pytest.mark.parametrize(("device", "driver", "begun"), [("auto", True, 1), ("auto", False, 0), ("cpu", True, 0)])
+def test_files_are_hashed_ahead_only_where_there_may_be_a_card(
+    checkpoint: TensorCheckpoint, monkeypatch: pytest.MonkeyPatch, device: str, driver: bool, begun: int
+) -> None:
+    asked: list[int] = []
+
+    def look() -> CardLook:
+        raise InvalidInput(f"torch is imported after {len(asked)}")
+
+    monkeypatch.setattr(checkpoint, "hash_ahead", lambda: asked.append(1))
+    monkeypatch.setattr(presence, "may_have_card", lambda: driver)
+    monkeypatch.setattr(presence, "look_for_card", look)
+    with pytest.raises(InvalidInput, match=f"after {begun}"):
+        load_weights(checkpoint, LoadSettings(device=device))

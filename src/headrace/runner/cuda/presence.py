@@ -3,6 +3,7 @@
 Owns the choice and its words. Looks at torch and Triton; takes no memory of the card.
 """
 
+from ctypes import CDLL
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -17,6 +18,7 @@ DTYPES = ("auto", "bf16", "fp8")
 _LEAST_CAPABILITY = (8, 0)
 _FP8_CAPABILITY = (8, 9)
 _FP8_WIDTH = 16
+_DRIVER = "libcuda.so.1"
 
 
 class CardLook(Struct, frozen=True):
@@ -25,6 +27,15 @@ class CardLook(Struct, frozen=True):
     usable: bool
     words: str
     no_fp8: str = ""
+
+
+def may_have_card() -> bool:
+    """Whether there is a driver; known before torch is imported, which takes seconds."""
+    try:
+        CDLL(_DRIVER)
+    except OSError:
+        return False
+    return True
 
 
 def look_for_card() -> CardLook:

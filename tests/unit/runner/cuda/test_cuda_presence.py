@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from headrace.core.errors import HeadraceError, InvalidInput, InvalidModel
 from headrace.runner.cuda import presence
 from headrace.runner.cuda.fingerprint import fingerprint, kernels_version
-from headrace.runner.cuda.presence import CardLook, choose_device, look_for_card
+from headrace.runner.cuda.presence import CardLook, choose_device, look_for_card, may_have_card
 from headrace.weights.shape import ExpertShape, ModelShape
 
 SHAPE = ModelShape("llama", 576, 30, 9, 3, 64, 1536, 49152, 8192, 1e-5, 1e5)
@@ -165,3 +165,9 @@ def test_the_version_of_kernels_is_that_of_their_sources(monkeypatch: pytest.Mon
     with (copy / "kernels" / "norms.py").open("a") as file:
         file.write("\n")
     assert kernels_version() != before
+
+
+def test_a_driver_is_looked_for_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for library, found in (("libc.so.6", True), ("libnobody.so.1", False)):
+        monkeypatch.setattr(presence, "_DRIVER", library)
+        assert may_have_card() is found
