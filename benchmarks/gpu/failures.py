@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -34,8 +35,9 @@ from headrace.core.messages import SubmitPart, WorkerCard
 from headrace.core.plan import Plan, StepResult
 from headrace.core.request import Request, SamplingParams
 from headrace.engine.loop import Engine
+from headrace.runner.cuda import prompt_scores
 from headrace.runner.cuda.runner import CudaRunner
-from headrace.runner.torch.sampler import Sampler
+from headrace.runner.torch import sampler_scores
 from headrace.transport.memory import MemoryNetwork
 from headrace.worker.host import EXIT_HUNG, WorkerHost
 from headrace.worker.mounting import MountedModel
@@ -75,7 +77,7 @@ def check_room(bench: Bench, shape: str) -> Row:
 
 
 def _crowd(config: EngineConfig, count: int) -> list[Request]:
-    """Half of them sampled by graphs, half by second looks."""
+    """Half of them sampled by graphs alone, half odd."""
     chance = np.random.default_rng(5)
     drawn = SamplingParams(temperature=0.8, top_p=0.95, ignore_eos=True)
     kinds = (
@@ -125,7 +127,7 @@ def _short_of_memory(bench: Bench, left: int | None) -> Iterator[None]:
     if left is None:
         yield
     elif bench.quick:
-        with _choosy_sampler(2 if left else 0):
+        with _choosy_scores(2 if left else 0):
             yield
     else:
         torch.cuda.empty_cache()
@@ -145,20 +147,17 @@ def _short_of_memory(bench: Bench, left: int | None) -> Iterator[None]:
 
 
 @contextmanager
-def _choosy_sampler(most: int) -> Iterator[None]:
-    """On a CPU: a sampler that finds memory for so many rows at a time."""
-    sample = Sampler.sample
+def _choosy_scores(most: int) -> Iterator[None]:
+    """On a CPU: prompts that find memory to be scored so many rows at a time."""
+    score = sampler_scores.score
 
-    def choosy(sampler: Sampler, logits: torch.Tensor, *more: Any) -> Any:
+    def choosy(logits: torch.Tensor, *more: Any) -> Any:
         if len(logits) > most:
             raise torch.OutOfMemoryError("made up")
-        return sample(sampler, logits, *more)
+        return score(logits, *more)
 
-    Sampler.sample = choosy  # type: ignore[method-assign, assignment]
-    try:
+    with patch.object(prompt_scores, "score", choosy):
         yield
-    finally:
-        Sampler.sample = sample  # type: ignore[method-assign]
 
 
 def check_nvml(bench: Bench, shape: str) -> Row:

@@ -23,12 +23,13 @@ from headrace.runner.cuda.kernels.prefill_attention import (
 )
 from headrace.runner.cuda.kernels.rotary_write import rotary_write
 from headrace.runner.cuda.kernels.row_product import row_product
-from headrace.runner.cuda.kernels.rules import PROMPT_BIT, Rules, apply_rules, note_tokens
-from headrace.runner.cuda.kernels.sampling import Draws, sample
+from headrace.runner.cuda.kernels.rules import apply_rules
+from headrace.runner.cuda.kernels.sampling import Draws, draw_ruled, sample
 from headrace.runner.cuda.kernels.scan import Scan
 from headrace.runner.cuda.kernels.scores import score
 from headrace.runner.cuda.kernels.turned_attention import turned_attention
 from headrace.runner.cuda.layout import MOST_ROUNDS
+from headrace.runner.cuda.odd_space import PROMPT_BIT, RuledRows, Rules
 from headrace.runner.torch import luck
 
 # bf16 in, bf16 out.
@@ -287,7 +288,8 @@ def sampling_checks() -> Iterator[Outcome]:
             chances = plain.kept(values, temperature, top_k, top_p, min_p)
             tokens, _ = drawn(logits, draws_of(rows, temperature, top_k, top_p, min_p))
             yield f"draws {vocab} {spread} T{temperature} k{top_k} p{top_p} m{min_p}", surprise(tokens, chances), 1.0
-    yield "rules, scores", float(rules_and_scores()), 0.0
+    yield "rules", float(wrong_rules()), 0.0
+    yield "scores", float(wrong_scores()), 0.0
 
 
 def surprise(tokens: torch.Tensor, chances: torch.Tensor) -> float:
@@ -310,7 +312,7 @@ def surprise(tokens: torch.Tensor, chances: torch.Tensor) -> float:
     return (chi - free) / (6 * (2 * free) ** 0.5)
 
 
-def rules_and_scores() -> int:
+def wrong_rules() -> int:
     """How many things are wrong."""
     vocab, rows = 151936, 3
     logits = normal(rows, vocab)
@@ -318,28 +320,45 @@ def rules_and_scores() -> int:
     bias[0, 5], bias[0, 6] = 3.0, -torch.inf
     counts = torch.zeros(1, vocab, dtype=torch.int32, device="cuda")
     counts[0, 9], counts[0, 10] = 2, PROMPT_BIT
-    words = torch.randint(-(2**31), 2**31 - 1, (1, vocab // 32), dtype=torch.int32, device="cuda")
+    words, limits = torch.randint(-(2**31), 2**31 - 1, (2, 1, vocab // 32), dtype=torch.int32, device="cuda")
     line = torch.tensor([0, -1, 0], dtype=torch.int32, device="cuda")
     no = torch.tensor([-1, 0, -1], dtype=torch.int32, device="cuda")
-    factors = torch.tensor([[1.3, 0.5, 0.25]] * rows, device="cuda")
+    factors = torch.tensor([[1.3] * rows, [0.5] * rows, [0.25] * rows], device="cuda")
     out = poisoned(rows, vocab, dtype=torch.float32)
     places = torch.arange(rows, dtype=torch.int32, device="cuda")
-    apply_rules(
-        logits, places,
-        Rules(bias=bias, bias_lines=line, masks=words, mask_lines=no, counts=counts, count_lines=line, factors=factors),
-        out,
-    )  # fmt: skip
+    ruled = RuledRows(places, places, Rules(bias, line, limits, no, words, no, counts, line, factors), out)
+    draws, room = draws_of(rows, 0.0, 0, 1.0, 0.0), Scan.make(rows, vocab, "cuda")
+    apply_rules(logits, ruled, draws.temperature, room)
     want = logits.float()
     want[[0, 2]] += bias
+    repetition, frequency, presence = factors[:, 0]
     for token, times in ((9, 2), (10, 0)):
         column = want[[0, 2], token]
-        column = torch.where(column > 0, column / 1.3, column * 1.3) - 0.5 * times - (0.25 if times else 0)
-        want[[0, 2], token] = column
-    allowed = ((words[0].repeat_interleave(32) >> (torch.arange(vocab, device="cuda") % 32)) & 1) != 0
+        column = torch.where(column > 0, column / repetition, column * repetition) - frequency * times
+        want[[0, 2], token] = column - (presence if times else 0)
+    allowed = (((words & limits)[0].repeat_interleave(32) >> (torch.arange(vocab, device="cuda") % 32)) & 1) != 0
     want[1] = torch.where(allowed, want[1], -torch.inf)
-    wrong = int((~torch.isclose(out, want, atol=1e-5, rtol=1e-5)).sum())
-    note_tokens(counts, line[:1], torch.tensor([9], dtype=torch.int32, device="cuda"))
-    wrong += int(counts[0, 9] != 3)
+    # Each operation is rounded by itself: not a bit may differ.
+    return int((out != want).sum()) + _wrong_tokens(ruled, draws, room)
+
+
+def _wrong_tokens(ruled: RuledRows, draws: Draws, room: Scan) -> int:
+    """The last row failed before; the second has no line to be counted in."""
+    first, other = (int((row == row.max()).nonzero()[0]) for row in ruled.logits[:2])
+    counts = ruled.rules.counts
+    held = counts[0].clone()
+    held[first] += 1
+    tokens = torch.full((3,), -1, dtype=torch.int32, device="cuda")
+    statuses = torch.tensor([0, 0, 1], dtype=torch.uint8, device="cuda")
+    draw_ruled(ruled, draws, tokens, statuses, room, torch.zeros(3, dtype=torch.int32, device="cuda"))
+    wrong = int(tokens.tolist() != [first, other, -1]) + int(statuses.tolist() != [0, 0, 1])
+    return wrong + int((counts[0] != held).sum())
+
+
+def wrong_scores() -> int:
+    vocab, rows = 151936, 3
+    logits = normal(rows, vocab)
+    places = torch.arange(rows, dtype=torch.int32, device="cuda")
     logprobs = poisoned(rows, dtype=torch.float32)
     top_ids = torch.zeros(rows, 32, dtype=torch.int32, device="cuda")
     tops = poisoned(rows, 32, dtype=torch.float32)
@@ -347,7 +366,7 @@ def rules_and_scores() -> int:
     asked = torch.tensor([32, 0, 5], dtype=torch.int32, device="cuda")
     score(logits, places, ids, asked, logprobs, top_ids, tops, Scan.make(rows, vocab, "cuda"))
     truth = torch.log_softmax(logits.float(), -1)
-    wrong += int((~torch.isclose(logprobs, truth[places.long(), ids.long()], atol=1e-4)).sum())
+    wrong = int((~torch.isclose(logprobs, truth[places.long(), ids.long()], atol=1e-4)).sum())
     best = torch.sort(truth, descending=True, stable=True)
     wrong += int((top_ids[0] != best.indices[0, :32]).sum() + (top_ids[2, :5] != best.indices[2, :5]).sum())
     wrong += int((top_ids[1] != -1).sum() + (top_ids[2, 5:] != -1).sum())

@@ -18,6 +18,15 @@ from headrace.engine.loop import Engine
 from headrace.runner.cuda.runner import CudaRunner
 
 Row = dict[str, Any]
+# What some ask beyond what the graph of a step does.
+_ODD: tuple[dict[str, Any], ...] = (
+    {"frequency_penalty": 0.6, "repetition_penalty": 1.2},
+    {"logit_bias": ((5, 2.0), (9, -3.0)), "logprobs": 3},
+    # Nobody ends early.
+    {"min_tokens": 9, "stop_ids": (7, 8), "logit_bias": ((7, -1e4), (8, -1e4))},
+    {"allowed_ids": tuple(range(0, 100, 3)), "presence_penalty": 0.5},
+    {"logprobs": 20},
+)
 
 
 class Sameness(Struct, frozen=True):
@@ -81,7 +90,7 @@ def check_exact(bench: Bench, shape: str) -> list[Row]:
 
 
 def _mixed_requests(sizes: Sameness, vocab: int) -> list[Request]:
-    """Half of them greedy, half drawn; every third prompt begins as the one before."""
+    """Half of them greedy, half drawn, half odd; every third prompt begins as the one before."""
     chance = np.random.default_rng(8)
     prompts: list[list[int]] = []
     requests = []
@@ -101,7 +110,7 @@ def _mixed_requests(sizes: Sameness, vocab: int) -> list[Request]:
                 f"tenant {index % 4}",
                 tuple(prompts[-1]),
                 max_tokens=int(chance.integers(sizes.output[0], sizes.output[1] + 1)),
-                sampling=drawn if index % 2 else GREEDY,
+                sampling=replace(drawn if index % 2 else GREEDY, **(_ODD[index % len(_ODD)] if index % 4 > 1 else {})),
                 ttft_target_s=PATIENT_S,
                 queue_timeout_s=PATIENT_S,
             )

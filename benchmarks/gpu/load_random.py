@@ -19,7 +19,7 @@ from headrace.core.config import TenantConfig
 from headrace.core.event import Outcome
 from headrace.core.request import Admission, Request, SamplingParams, Tier
 from headrace.engine.loop import Engine
-from headrace.runner.cuda.second_look import look_bytes
+from headrace.runner.cuda.memory import look_bytes
 
 Row = dict[str, Any]
 _MIB = 1 << 20

@@ -21,6 +21,9 @@ from headrace.runner.cuda.weights import LayerWeights, Weights
 from headrace.weights.rope import rope_frequencies
 from headrace.weights.shape import ModelShape
 
+# Tokens of a step to one that samples, at least, for the others to leave before the last layer's end.
+_FEW = 4
+
 
 @dataclass(slots=True, frozen=True)
 class StepViews:
@@ -35,9 +38,11 @@ class StepViews:
     places: Tensor
     sampled: Tensor
     scratch: Any
+    # Of the samples.
+    last_scratch: Any
 
     @classmethod
-    def of(cls, packet: Tensor, layout: Layout, scratch: Any) -> "StepViews":
+    def of(cls, packet: Tensor, layout: Layout, scratch: Any, last_scratch: Any) -> "StepViews":
         part = {name: packet[at : at + size] for name, (at, size) in layout.sections.items()}
         slots = part["slots"]
         return cls(
@@ -50,6 +55,7 @@ class StepViews:
             part["places"],
             part["sampled"] if layout.tokens else slots,
             scratch,
+            last_scratch,
         )
 
 
@@ -82,6 +88,7 @@ class Workspace:
         self.gate_up = make(given, 2 * dense)
         self.inner = make(max_tokens, dense)
         self.lasts = make(max_samples, hidden)
+        self.last_queries = make(max_samples, heads, shape.head_dim)
         self.logits = make(max_samples, shape.vocab_size)
         self.squares = Squares.make(hidden, max_tokens, device)
         self.eights = EightSpace.make(shape, max_tokens, device) if fp8 else None
@@ -122,8 +129,8 @@ class Decoder:
         self._sines = angles.sin().float().to(device)
 
     def forward(self, step: StepViews, slots: DeviceSlots, inputs: StepInputs) -> Tensor:
-        """Writes the keys and values of all tokens; returns their last states [t, hidden], after the last norm, which is
-        part of `logits` where one row is alone."""
+        """Writes the keys and values of all tokens; returns their last states [t, hidden], or those of the rows that sample
+        where the step is not whole. The last norm is behind them, unless one row is alone: it is part of `logits` then."""
         space, ops, eps, tokens = self._space, self._ops, self._shape.rms_eps, step.layout.num_tokens
         residual, normed, update = space.residual[:tokens], space.normed[:tokens], space.update[:tokens]
         layers = self._weights.layers
@@ -143,12 +150,18 @@ class Decoder:
             return normed
         torch.index_select(self._weights.embeddings, 0, inputs.ids[:tokens], out=residual)
         ops.rms_norm(residual, layers[0].input_norm, eps, normed)
-        for index, layer in enumerate(layers):
+        is_whole = self._is_whole(step)
+        for index, layer in enumerate(layers if is_whole else layers[:-1]):
             self._attend(index, layer, step, slots, inputs)
             ops.add_rms_norm(update, residual, layer.post_norm, eps, normed)
             self._feed(layer, tokens, inputs)
             ops.add_rms_norm(update, residual, norms[index], eps, normed)
-        return normed
+        return normed if is_whole else self._finish(step, slots, inputs)
+
+    def kept(self, layout: Layout) -> Tensor:
+        """Of each token of the last step, what the last layer kept of it, before it was turned. All layers have a part in
+        it."""
+        return self._space.qkv[: layout.num_tokens, self._shape.num_heads * self._shape.head_dim :]
 
     def logits(self, step: StepViews, states: Tensor) -> Tensor:
         """Of the rows that sample: [samples, vocabulary]."""
@@ -157,7 +170,7 @@ class Decoder:
         if self._is_alone(step):
             self._ops.row_product(states, self._weights.head, logits, norm=self._weights.norm, eps=self._shape.rms_eps)
             return logits
-        if step.layout.tokens:
+        if step.layout.tokens and self._is_whole(step):
             states = torch.index_select(states, 0, step.places, out=self._space.lasts[:count])
         self._ops.product(states, self._weights.head, None, logits)
         return logits
@@ -172,6 +185,32 @@ class Decoder:
         """Whether the step is one decode row, which has products of its own."""
         is_one = step.layout.tokens == 0 and step.layout.rows == 1
         return is_one and not self._ops.row_exact and self._space.experts is None
+
+    def _is_whole(self, step: StepViews) -> bool:
+        """Whether all tokens go through the last layer to its end, or those alone that sample, where they are few."""
+        layout, ops, space = step.layout, self._ops, self._space
+        is_plain = space.experts is None and space.eights is None and not ops.row_exact
+        are_few = layout.num_tokens >= _FEW * layout.num_samples and not ops.fuses(layout.num_tokens)
+        return layout.whole or not (is_plain and are_few)
+
+    def _finish(self, step: StepViews, slots: DeviceSlots, inputs: StepInputs) -> Tensor:
+        """The last layer: keys and values of all tokens, and everything else of those that sample, each of which is its
+        sequence's last."""
+        space, ops, eps, layer = self._space, self._ops, self._shape.rms_eps, self._weights.layers[-1]
+        tokens, count, index = step.layout.num_tokens, step.layout.num_samples, len(self._weights.layers) - 1
+        update, normed, attended = space.update[:count], space.normed[:count], space.attended[:count]
+        ops.product(space.normed[:tokens], layer.qkv, layer.qkv_bias, space.qkv[:tokens])
+        self._turn(index, layer, step, inputs)
+        residual = torch.index_select(space.residual[:tokens], 0, step.places, out=space.lasts[:count])
+        queries = torch.index_select(space.queries[:tokens], 0, step.places, out=space.last_queries[:count])
+        cells = (self._pool.keys[index], self._pool.values[index])
+        context = (slots.tables, step.sampled, slots.lengths)
+        ops.decode_attention(attended, queries, *cells, *context, self._scale, step.last_scratch)
+        ops.product(attended.view(count, -1), layer.out, layer.out_bias, update)
+        ops.add_rms_norm(update, residual, layer.post_norm, eps, normed)
+        self._feed(layer, count, inputs)
+        ops.add_rms_norm(update, residual, self._weights.norm, eps, normed)
+        return normed
 
     def _attend(self, index: int, layer: LayerWeights, step: StepViews, slots: DeviceSlots, inputs: StepInputs) -> None:
         space, tokens = self._space, step.layout.num_tokens
@@ -234,20 +273,7 @@ class Decoder:
         space, ops, tokens, decodes = self._space, self._ops, step.layout.num_tokens, step.layout.decodes
         keys, values = self._pool.keys[index], self._pool.values[index]
         queries, attended = space.queries[:tokens], space.attended[:tokens]
-        ops.rotary_write(
-            space.qkv[:tokens],
-            inputs.positions[:tokens],
-            inputs.cells[:tokens],
-            self._cosines,
-            self._sines,
-            layer.q_norm,
-            layer.k_norm,
-            self._shape.rms_eps,
-            queries,
-            keys,
-            values,
-            row_factors=row_factors,
-        )
+        self._turn(index, layer, step, inputs, row_factors)
         if decodes:
             ops.decode_attention(
                 attended[:decodes],
@@ -273,6 +299,31 @@ class Decoder:
                 step.tiles,
                 self._scale,
             )
+
+    def _turn(
+        self,
+        index: int,
+        layer: LayerWeights,
+        step: StepViews,
+        inputs: StepInputs,
+        row_factors: Tensor | None = None,
+    ) -> None:
+        """From `qkv` to `queries` and cells."""
+        space, tokens = self._space, step.layout.num_tokens
+        self._ops.rotary_write(
+            space.qkv[:tokens],
+            inputs.positions[:tokens],
+            inputs.cells[:tokens],
+            self._cosines,
+            self._sines,
+            layer.q_norm,
+            layer.k_norm,
+            self._shape.rms_eps,
+            space.queries[:tokens],
+            self._pool.keys[index],
+            self._pool.values[index],
+            row_factors=row_factors,
+        )
 
     def _pass_one(self, index: int, layer: LayerWeights, step: StepViews, slots: DeviceSlots) -> None:
         """A layer of a step of one row: as few launches as there are products, and attention."""

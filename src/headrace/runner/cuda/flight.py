@@ -1,15 +1,16 @@
 """What the host remembers of a launched plan, and how its answer is read. Waits for nothing."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace.core.plan import IntArray, Plan, RowStatus
+from headrace.core.plan import IntArray, Plan, RowStatus, Scores
 from headrace.runner.cuda.lane import Lane, Mark
-from headrace.runner.cuda.machine import answer_words
+from headrace.runner.cuda.machine import answer_words, scores_at
+from headrace.runner.cuda.odd_rows import ScoredSamples
+from headrace.runner.cuda.odd_space import score_parts, score_words
 from headrace.runner.cuda.packet import Laid
 from headrace.runner.torch.score_pile import ScorePile
 
@@ -33,14 +34,6 @@ class Envelope:
         return cls(packet, packet.numpy(), answer, answer.numpy(), lane.mark(), lane.mark())
 
 
-class Chosen(NamedTuple):
-    """What a second look chose for these rows of the plan: it knows better than the graph."""
-
-    rows: NDArray[np.intp]
-    tokens: IntArray
-    statuses: StatusArray
-
-
 @dataclass(slots=True)
 class Flight:
     """`failed` is what was known of each row's slot at the launch."""
@@ -50,13 +43,15 @@ class Flight:
     envelope: Envelope
     failed: StatusArray
     scores: ScorePile
-    chosen: Chosen | None = None
+    scored: ScoredSamples | None = None
     is_sampled: bool = False
 
     @property
     def answer_words(self) -> int:
         layout = self.laid.layout
-        return answer_words(layout.num_samples, layout.chunks)
+        if self.scored is None:
+            return answer_words(layout.num_samples, layout.chunks)
+        return scores_at(layout) + score_words(len(self.scored.rows))
 
     def read(self) -> tuple[IntArray, StatusArray]:
         """Tokens and statuses by the plan's rows; a failed row has token -1."""
@@ -70,9 +65,6 @@ class Flight:
             tokens, found = np.full(rows, -1, np.int32), np.zeros(rows, np.uint8)
             tokens[laid.sampling] = answer[:samples]
             found[laid.sampling] = verdicts[:samples]
-        if self.chosen is not None:
-            tokens[self.chosen.rows] = self.chosen.tokens
-            found[self.chosen.rows] = self.chosen.statuses
         # Whatever token could be chosen after it: a chunk that is not finite must not reach the prefix cache.
         bad = answer[answer_words(width) :][: len(laid.chunks)] > 0
         found[laid.chunks[bad]] = RowStatus.NOT_FINITE
@@ -80,3 +72,17 @@ class Flight:
         statuses = np.where(self.failed, self.failed, found)
         tokens[statuses != RowStatus.OK] = -1
         return tokens, statuses
+
+    def read_scores(self, statuses: StatusArray) -> Scores | None:
+        """All scores of the step; a row that failed has none of a token."""
+        if self.scored is not None:
+            rows, positions, alternatives = self.scored
+            words = self.envelope.answer[scores_at(self.laid.layout) :]
+            parts = (part.numpy() for part in score_parts(words, len(rows)))
+            good = np.flatnonzero(statuses[rows] == RowStatus.OK)
+            if len(good):
+                logprobs, top_ids, top_logprobs = (part[good] for part in parts)
+                most = int(alternatives[good].max())
+                tops = (top_ids[:, :most], top_logprobs[:, :most])
+                self.scores.add(Scores(rows[good], positions[good], logprobs, *tops))
+        return self.scores.whole()

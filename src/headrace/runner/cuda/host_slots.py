@@ -37,7 +37,8 @@ class HostSlots:
         self.failed = np.zeros(slots, np.uint8)
         # The graph cannot sample tokens before this position; 0: it can sample them all.
         self.special_until = np.zeros(slots, np.int64)
-        self.scores_prompt = np.zeros(slots, np.bool_)
+        # Alternatives to report beside each id of its prompt; -1: the prompt is not scored.
+        self.prompt_alternatives = np.full(slots, -1, np.int32)
         # The plan that brought the occupant: what an earlier plan found out is not about it.
         self._begun_in = np.full(slots, -(2**62), np.int64)
 
@@ -107,7 +108,8 @@ class HostSlots:
         self.num_prompt[slot] = start.num_prompt
         self.num_blocks[slot] = len(start.blocks)
         self.special_until[slot] = _ALWAYS if is_special(start.sampling) else _stops_from(start)
-        self.scores_prompt[slot] = start.sampling.prompt_logprobs is not None
+        asked = start.sampling.prompt_logprobs
+        self.prompt_alternatives[slot] = -1 if asked is None else asked
         self._begun_in[slot] = step
         return self.words.begin(start, config.vocab_size)
 

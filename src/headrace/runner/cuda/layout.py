@@ -19,13 +19,15 @@ _ALIGNED = 4
 
 class Layout(Struct, frozen=True):
     """How many entries each section has, padding included. Rows are decode rows, then chunks. A step of decode rows alone
-    has no tokens, tiles or samples sections: its rows are its tokens, and all of them sample."""
+    has no tokens, tiles or samples sections: its rows are its tokens, and all of them sample. `whole`: somebody asks for
+    the last states of all tokens, and not only of those that sample."""
 
     rows: int
     decodes: int
     tokens: int = 0
     tiles: int = 0
     samples: int = 0
+    whole: bool = False
 
     @property
     def chunks(self) -> int:

@@ -18,6 +18,7 @@ from headrace.runner.cuda.fp8_decoder import Fp8Decoder
 from headrace.runner.cuda.kv_pool import KvPool
 from headrace.runner.cuda.lane import Lane
 from headrace.runner.cuda.layout import Layout, LayoutChoice
+from headrace.runner.cuda.odd_space import OddSpace, score_words
 from headrace.runner.cuda.ops import Ops
 from headrace.runner.cuda.packet import padding_packet
 from headrace.runner.cuda.slot_words import SlotWords
@@ -31,6 +32,11 @@ _CHANGES = 1 << 16
 def answer_words(samples: int, chunks: int = 0) -> int:
     """What a step puts out: a word per token, a byte per status, then a word per chunk: how much of it is not finite."""
     return samples + -(-samples // 4) + chunks
+
+
+def scores_at(layout: Layout) -> int:
+    """Where scores begin in the answer of a step, at 16 bytes."""
+    return -(-answer_words(layout.num_samples, layout.chunks) // 4) * 4
 
 
 class Machine:
@@ -50,6 +56,7 @@ class Machine:
         device = lane.device
         self.choice = LayoutChoice(config.slots, len(space.residual), ops.tile_rows, ops.spread)
         self.slots = DeviceSlots(words, device)
+        self.odd = OddSpace(config.slots, shape.vocab_size, device)
         self.decoder = (Decoder if space.eights is None else Fp8Decoder)(
             shape, weights, pool, ops, space, config.context_len
         )
@@ -73,7 +80,7 @@ class Machine:
     @property
     def answer_words(self) -> int:
         """The longest answer."""
-        return max(answer_words(layout.num_samples, layout.chunks) for layout in self._largest())
+        return max(scores_at(layout) for layout in self._largest()) + score_words(self.choice.slots)
 
     @property
     def num_graphs(self) -> int:
@@ -100,16 +107,22 @@ class Machine:
             self._step(layout)
 
     def states(self, layout: Layout) -> Tensor:
-        """The last step's tokens after the last norm."""
+        """The last step's tokens after the last norm; its layout was `whole`."""
         return self.space.normed[: layout.num_tokens]
 
     def logits(self, layout: Layout) -> Tensor:
         """Of the last step's samples."""
         return self.space.logits[: layout.num_samples]
 
-    def put_tokens(self, slots: Tensor, tokens: Tensor) -> None:
-        """Tokens that were chosen elsewhere become their slots' last."""
-        self.slots.last.index_copy_(0, slots, tokens)
+    def amend(self, letter: Tensor, layout: Layout, num_ruled: int, num_scored: int) -> None:
+        """The last step's odd rows, as their packet says: so many under rules, so many with scores."""
+        odd, ops, logits = self.odd, self._ops, self.logits(layout)
+        tokens, statuses = self._chosen(layout)
+        odd.receive(letter)
+        for rows in odd.ruled(num_ruled):
+            ops.sample_ruled(logits, rows, self.slots, tokens, statuses)
+        if num_scored:
+            ops.score(logits, odd.scored(num_scored, self._out[scores_at(layout) :]), tokens)
 
     def rehearse(self) -> None:
         """Run every layout, all of padding: afterwards everything is compiled and nothing has changed. The largest come
@@ -120,23 +133,32 @@ class Machine:
             self.send(letter, layout.changes_at)
             self._step(layout)
             self._lane.settle()
+        self.amend(torch.full_like(letter[: self.odd.layout.masks_at], -1), Layout(1, 1), 1, 1)
+        self._lane.settle()
 
     def capture(self) -> None:
         """Make a graph of every layout. A machine of the same sizes must have rehearsed."""
         for layout in self.choice.all():
             if layout not in self._graphs:
-                self._scratch_for(layout.decodes)
+                self._views(layout)
                 self._graphs[layout] = self._lane.capture(lambda layout=layout: self._step(layout))  # type: ignore[misc]
 
     def _step(self, layout: Layout) -> None:
         ops, samples = self._ops, layout.num_samples
-        views = StepViews.of(self._inbox, layout, self._scratch_for(layout.decodes))
+        views = self._views(layout)
         ops.begin(self._inbox, layout, self.slots, self._inputs, self._block_size)
         normed = self.decoder.forward(views, self.slots, self._inputs)
-        statuses = self._out.view(torch.uint8)[4 * samples : 5 * samples]
-        ops.sample(self.decoder.logits(views, normed), views.sampled, self.slots, self._out[:samples], statuses)
+        ops.sample(self.decoder.logits(views, normed), views.sampled, self.slots, *self._chosen(layout))
         if layout.chunks:
-            self._out[answer_words(samples) :][: layout.chunks] = _unsound(normed, views.offsets)
+            self._out[answer_words(samples) :][: layout.chunks] = _unsound(self.decoder.kept(layout), views.offsets)
+
+    def _views(self, layout: Layout) -> StepViews:
+        return StepViews.of(self._inbox, layout, self._scratch_for(layout.decodes), self._scratch_for(layout.samples))
+
+    def _chosen(self, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Tokens and statuses of a step's samples."""
+        samples = layout.num_samples
+        return self._out[:samples], self._out.view(torch.uint8)[4 * samples : 5 * samples]
 
     def _scratch_for(self, rows: int) -> Any:
         if not rows:
@@ -151,9 +173,9 @@ class Machine:
         return (choice.decode(choice.slots), choice.mixed(1, choice.slots, choice.max_tokens))
 
 
-def _unsound(states: Tensor, offsets: Tensor) -> Tensor:
-    """How many tokens of each chunk are not finite: what is not must not reach the prefix cache."""
-    bad = states.sum(-1, dtype=torch.float32).isfinite().logical_not_()
+def _unsound(lines: Tensor, offsets: Tensor) -> Tensor:
+    """How many tokens of each chunk have a line that is not finite: what is not must not reach the prefix cache."""
+    bad = lines.sum(-1, dtype=torch.float32).isfinite().logical_not_()
     sums = torch.nn.functional.pad(bad.cumsum(0, dtype=torch.int32), (1, 0))
     ends = sums.index_select(0, offsets)
     return ends[1:] - ends[:-1]

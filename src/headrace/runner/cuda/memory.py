@@ -5,6 +5,8 @@ import torch
 from headrace.core.config import EngineConfig
 from headrace.core.errors import ModelTooLarge
 from headrace.runner.cuda.kv_pool import block_bytes
+from headrace.runner.cuda.odd_space import odd_bytes
+from headrace.runner.cuda.prompt_scores import prompt_bytes
 from headrace.runner.torch.memory import MemoryPlan
 from headrace.weights.shape import ModelShape
 
@@ -17,6 +19,11 @@ _LEAST_CONTEXT = 2048
 _MIB = 1 << 20
 
 
+def look_bytes(config: EngineConfig) -> int:
+    """The most that requests take, whatever they ask for, beside their blocks and the graphs."""
+    return odd_bytes(config) + prompt_bytes(config)
+
+
 def plan_blocks(
     shape: ModelShape,
     config: EngineConfig,
@@ -26,13 +33,12 @@ def plan_blocks(
     weights_bytes: int,
     workspace_bytes: int,
     num_graphs: int,
-    look_bytes: int,
     share: float = DEFAULT_SHARE,
 ) -> MemoryPlan:
     """At most `config.blocks`. `free_bytes` was measured with weights and workspace in place; graphs are still to come, and
-    so are the first rows that are sampled outside of them."""
+    so are the first requests that ask for more than a graph does."""
     each = block_bytes(shape, config.block_size, dtype)
-    to_come = num_graphs * GRAPH_BYTES + look_bytes
+    to_come = num_graphs * GRAPH_BYTES + look_bytes(config)
     usable = max(0, int(free_bytes * share) - to_come)
     blocks = min(config.blocks, usable // each)
     tokens = min(_LEAST_CONTEXT, config.context_len)

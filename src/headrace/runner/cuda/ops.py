@@ -12,6 +12,7 @@ from torch import Tensor
 from headrace.runner.cuda.device_slots import DeviceSlots, StepInputs
 from headrace.runner.cuda.expert_space import ExpertSpace
 from headrace.runner.cuda.layout import Layout
+from headrace.runner.cuda.odd_space import RuledRows, ScoredRows
 from headrace.runner.cuda.squares import Squares
 
 
@@ -226,3 +227,14 @@ class Ops(Protocol):
     def sample(self, logits: Tensor, slots: Tensor, state: DeviceSlots, tokens: Tensor, statuses: Tensor, /) -> None:
         """A token (int32, -1 for padding and failed rows) and a status (uint8) for each row, by its slot's settings; the
         token's place is the slot's length. Tokens become their slots' `state.last` too."""
+
+    def sample_ruled(
+        self, logits: Tensor, rows: RuledRows, state: DeviceSlots, tokens: Tensor, statuses: Tensor, /
+    ) -> None:
+        """What `sample` chose for these rows is chosen again, from their logits under their rules: likewise, and a row for
+        which these leave nothing has status MASK. A row that had failed keeps its status. Tokens are counted where their
+        row has a line for it. `rows.logits` is room for it."""
+
+    def score(self, logits: Tensor, rows: ScoredRows, tokens: Tensor, /) -> None:
+        """Log-probabilities of the tokens at the rows' places and of the likeliest ids, as the model gave them. Those of
+        failed rows are any."""

@@ -7,6 +7,7 @@ owner -1, tile -1, without effect.
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from headrace.core.plan import IntArray, Plan
@@ -48,6 +49,8 @@ def mixed_packet(plan: Plan, slots: HostSlots, choice: LayoutChoice, words: IntA
     ends = starts + counts
     tokens, num_decodes, num_chunks = int(counts.sum()), len(decodes), len(chunks)
     layout = choice.mixed(num_decodes, num_chunks, tokens)
+    if (slots.prompt_alternatives[row_slots] >= 0).any():
+        layout = replace(layout, whole=True)
     part = _parts(layout, words)
     firsts = np.cumsum(counts) - counts
     owners = np.repeat(np.arange(len(order), dtype=np.int32), counts)

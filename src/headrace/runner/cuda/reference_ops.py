@@ -10,8 +10,9 @@ from headrace.core.plan import RowStatus
 from headrace.runner.cuda.device_slots import DeviceSlots, StepInputs
 from headrace.runner.cuda.expert_space import ExpertSpace
 from headrace.runner.cuda.fp8_weights import LARGEST, LEAST
-from headrace.runner.cuda.kernels import plain_experts
+from headrace.runner.cuda.kernels import plain_experts, plain_rules
 from headrace.runner.cuda.layout import Layout
+from headrace.runner.cuda.odd_space import RuledRows, ScoredRows
 from headrace.runner.cuda.products import library_product, plain_scaled_product
 from headrace.runner.cuda.squares import Squares
 from headrace.runner.torch import luck
@@ -282,6 +283,31 @@ class ReferenceOps:
         state.last[slots[live].long()] = torch.where(sound, chosen, 0)[live].int()
         tokens.copy_(torch.where(sound & live, chosen, -1))
         statuses.copy_(torch.where(sound | ~live, RowStatus.OK, RowStatus.NOT_FINITE))
+
+    def sample_ruled(
+        self, logits: Tensor, rows: RuledRows, state: DeviceSlots, tokens: Tensor, statuses: Tensor
+    ) -> None:
+        rules, places = rows.rules, rows.places.tolist()
+        for row, place in enumerate(places):
+            if place >= 0:
+                rows.logits[row] = plain_rules.ruled(logits[place], rules, row)
+        chosen, verdicts = torch.empty_like(rows.slots), torch.empty_like(rows.slots, dtype=torch.uint8)
+        self.sample(rows.logits, rows.slots, state, chosen, verdicts)
+        verdicts[(rows.slots >= 0) & rows.logits.amax(-1).isneginf()] = RowStatus.MASK
+        for row, place in enumerate(places):
+            if place < 0 or statuses[place] != RowStatus.OK:
+                continue
+            tokens[place], statuses[place] = chosen[row], verdicts[row]
+            line, token = int(rules.count_lines[row]), int(chosen[row])
+            if line >= 0 and token >= 0:
+                rules.counts[line, token] += 1
+
+    def score(self, logits: Tensor, rows: ScoredRows, tokens: Tensor) -> None:
+        for row, place in enumerate(rows.places.tolist()):
+            if place >= 0:
+                token, count = max(0, int(tokens[place])), int(rows.alternatives[row])
+                found = plain_rules.scores(logits[place], token, count, rows.top_ids.shape[1])
+                rows.logprobs[row], rows.top_ids[row], rows.top_logprobs[row] = found
 
 
 def _leave(residual: Tensor, norm: Tensor, scaled: Tensor, squares: Squares) -> None:

@@ -1,8 +1,8 @@
 """A model on a CUDA card behind the Runner protocol: plans in, tokens out, two of them in flight.
 
 Owns the order of calls and each row's outcome. A launch sends one packet and starts one graph (decode rows alone) or
-the same step without one; nothing here waits for the device but `collect`, sampling that needs a second look, and a
-launch that finds no memory.
+the same step without one, and what odd rows need beside it; nothing here waits for the device but `collect`, scores of
+prompts, and a launch that finds no memory.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ from headrace.core.errors import InvalidInput, InvalidModel, ModelTooLarge, OutO
 from headrace.core.plan import IntArray, Masks, Plan, RowStatus, StepResult
 from headrace.runner.cuda.decoder import Workspace
 from headrace.runner.cuda.fingerprint import fingerprint
-from headrace.runner.cuda.flight import Chosen, Envelope, Flight
+from headrace.runner.cuda.flight import Envelope, Flight
 from headrace.runner.cuda.fp8_weights import in_eights
 from headrace.runner.cuda.host_slots import HostSlots
 from headrace.runner.cuda.kv_pool import KvPool
@@ -28,10 +28,11 @@ from headrace.runner.cuda.lane import Lane
 from headrace.runner.cuda.layout import Layout
 from headrace.runner.cuda.machine import Machine
 from headrace.runner.cuda.memory import DEFAULT_SHARE, plan_blocks, sentences
+from headrace.runner.cuda.odd_rows import OddRows
 from headrace.runner.cuda.ops import Ops
 from headrace.runner.cuda.packet import Laid, decode_packet, mixed_packet, padding_packet, put_changes
 from headrace.runner.cuda.presence import fp8_refusal
-from headrace.runner.cuda.second_look import SecondLook, look_bytes
+from headrace.runner.cuda.prompt_scores import PromptScores
 from headrace.runner.cuda.shortage import fits
 from headrace.runner.cuda.weights import Weights, WeightSource, weights_bytes
 from headrace.runner.torch.memory import MemoryPlan
@@ -88,12 +89,13 @@ class CudaRunner:
         self._machine: Machine
         self._pool: KvPool
         self._slots: HostSlots
-        self._look: SecondLook
+        self._odd: OddRows
+        self._prompts: PromptScores
         self._space: Workspace
         self._envelopes: deque[Envelope] = deque()
         self._flights: deque[Flight] = deque()
         self._numbers = np.arange(config.slots)
-        # By a machine of the same sizes, which is all that compiling asks for.
+        # By a machine of the same sizes, which is all that compiling asks for: that one has a layer of each kind.
         self._is_rehearsed = False
         # Whose steps take no memory.
         self._graphed: frozenset[Layout] = frozenset()
@@ -147,17 +149,17 @@ class CudaRunner:
             self._flights.append(self._start(plan))
 
     def sample(self, step: int, masks: Masks | None) -> None:
-        """The graph has sampled; rows that need more are looked at again. Then the answer is sent for."""
+        """The graph has sampled; odd rows are amended. Then the answer is sent for."""
         self._check_usable()
         flight = self._flights[-1] if self._flights else None
         if flight is None or flight.is_sampled or flight.plan.step != step:
             raise RunnerFailed(f"step {step} is sampled and is not the last launched, or was sampled before")
         flight.is_sampled = True
         plan, rows, envelope = flight.plan, flight.laid.sampling, flight.envelope
-        special = self._slots.is_special(plan.slots[rows], plan.starts[rows] + plan.counts[rows])
+        odd = self._slots.is_special(plan.slots[rows], plan.starts[rows] + plan.counts[rows])
         with self._step(step), torch.inference_mode(), self._lane.scope():
-            if special.any():
-                self._look_again(flight, np.flatnonzero(special), masks)
+            if odd.any():
+                self._amend(flight, np.flatnonzero(odd), masks)
             self._machine.fetch(envelope.answer, flight.answer_words)
             envelope.after.put()
 
@@ -173,9 +175,10 @@ class CudaRunner:
         self._flights.popleft()
         self._envelopes.append(envelope)
         tokens, statuses = flight.read()
+        scores = flight.read_scores(statuses)
         if statuses.any():
             self._slots.note_failures(plan, statuses)
-        return StepResult(plan.step, tokens, statuses, elapsed_s, flight.scores.whole())
+        return StepResult(plan.step, tokens, statuses, elapsed_s, scores)
 
     def export_blocks(self, blocks: Sequence[int]) -> bytes:
         self._check_usable()
@@ -194,7 +197,7 @@ class CudaRunner:
         self._envelopes.clear()
         self.last_logits = {}
         self._weights = None
-        for name in ("_machine", "_pool", "_space", "_look", "_kept_last", "_chosen_slots", "_chosen_tokens"):
+        for name in ("_machine", "_pool", "_space", "_odd", "_prompts", "_kept_last"):
             if hasattr(self, name):
                 delattr(self, name)
 
@@ -211,13 +214,14 @@ class CudaRunner:
     def _fit(self, share: float) -> MemoryPlan:
         config, most = self._config, self._config.blocks
         self._load_weights()
-        self._place(min(most, _PROBE_BLOCKS))
+        assert self._weights is not None
+        self._place(min(most, _PROBE_BLOCKS), self._weights.kinds())
         with torch.inference_mode(), self._lane.scope():
             self._machine.rehearse()
         self._is_rehearsed = True
         # What the libraries took for these steps they keep.
         num_graphs = len(self._machine.choice.all())
-        del self._machine, self._pool
+        del self._machine, self._pool, self._odd
         plan = plan_blocks(
             self._shape,
             replace(config, blocks=most),
@@ -226,7 +230,6 @@ class CudaRunner:
             weights_bytes=self.weights_bytes,
             workspace_bytes=self._space.size_bytes,
             num_graphs=num_graphs,
-            look_bytes=look_bytes(config),
             share=share,
         )
         self.notes = sentences(plan, self._space.size_bytes)
@@ -244,9 +247,10 @@ class CudaRunner:
         tokens = max(config.max_step_tokens, config.slots)
         return Workspace(self._shape, tokens, config.slots, device, self._dtype, fp8=self._fp8)
 
-    def _place(self, blocks: int) -> None:
-        """Take memory for this many blocks, in place of what was taken before."""
-        assert self._weights is not None
+    def _place(self, blocks: int, weights: Weights | None = None) -> None:
+        """Take memory for this many blocks, in place of what was taken before; to run these weights, if not all."""
+        weights = weights or self._weights
+        assert weights is not None
         self._config = config = replace(self._config, blocks=blocks)
         self._slots = HostSlots(config)
         with torch.inference_mode(), self._lane.scope():
@@ -256,19 +260,18 @@ class CudaRunner:
             self._machine = Machine(
                 config,
                 self._shape,
-                self._weights,
+                weights,
                 self._pool,
                 self._ops,
                 self._lane,
                 self._space,
                 self._slots.words,
             )
-            # Memory that a step without a graph, and a second look, must not have to ask for.
+            # Memory that a step without a graph must not have to ask for.
             self._kept_last = torch.zeros_like(self._machine.slots.last)
-            self._chosen_slots = torch.zeros(config.slots, dtype=torch.int64, device=self._lane.device)
-            self._chosen_tokens = torch.zeros(config.slots, dtype=torch.int32, device=self._lane.device)
         self._graphed = frozenset()
-        self._look = SecondLook(config, self._slots, self._lane.device, self._lane.free_bytes)
+        self._odd = OddRows(config, self._slots, self._machine.odd, self._lane)
+        self._prompts = PromptScores(self._slots, self._lane.device, self._lane.free_bytes)
         self._envelopes = deque(self._envelope() for _ in range(DEPTH + 1))
         self._flights.clear()
         self._gone = ""
@@ -298,8 +301,8 @@ class CudaRunner:
     def _start(self, plan: Plan) -> Flight:
         self._pool.release(plan.freed_blocks)
         changes = self._slots.update(plan)
-        for start in plan.begun:
-            self._look.begin(start)
+        for start in {start.slot: start for start in plan.begun}.values():
+            self._odd.begin(start)
         self._slots.check(plan)
         envelope = self._envelopes.popleft()
         laid = self._lay_out(plan, envelope)
@@ -311,7 +314,7 @@ class CudaRunner:
         if self._keep_logits:
             logits = self._machine.logits(laid.layout)
             self.last_logits = {int(row): logits[i].clone() for i, row in enumerate(laid.sampling)}
-        if self._slots.scores_prompt[plan.slots].any():
+        if (self._slots.prompt_alternatives[plan.slots] >= 0).any():
             self._score_prompts(flight)
         return flight
 
@@ -355,24 +358,20 @@ class CudaRunner:
             changes = changes[most:]
         self._machine.send(envelope.packet, put_changes(envelope.words, at, changes))
 
-    def _look_again(self, flight: Flight, which: NDArray[np.intp], masks: Masks | None) -> None:
-        """Choose the tokens of these samples anew, and tell the device."""
-        plan, rows, count = flight.plan, flight.laid.sampling[which], len(which)
-        slots, ends = plan.slots[rows], plan.starts[rows] + plan.counts[rows]
-        logits = self._machine.logits(flight.laid.layout)
-        found = self._look.sample(logits, which, slots, ends, masks, rows.astype(np.int32), flight.scores)
-        flight.chosen = Chosen(rows, *found)
-        # A failed row's next input must only be an id.
-        self._chosen_tokens[:count].copy_(torch.from_numpy(np.maximum(flight.chosen.tokens, 0)))
-        self._chosen_slots[:count].copy_(torch.from_numpy(slots.astype(np.int64)))
-        self._machine.put_tokens(self._chosen_slots[:count], self._chosen_tokens[:count])
+    def _amend(self, flight: Flight, which: NDArray[np.intp], masks: Masks | None) -> None:
+        """What these samples need beside the graph, in a second launch."""
+        plan, rows = flight.plan, flight.laid.sampling[which]
+        packet = self._odd.lay_out(which, plan.slots[rows], plan.starts[rows] + plan.counts[rows], rows, masks)
+        flight.scored = packet.scored
+        if packet.num_ruled or packet.num_scored:
+            self._machine.amend(packet.letter, flight.laid.layout, packet.num_ruled, packet.num_scored)
 
     def _score_prompts(self, flight: Flight) -> None:
         plan, states = flight.plan, self._machine.states(flight.laid.layout)
-        for row in np.flatnonzero(self._slots.scores_prompt[plan.slots]).tolist():
+        for row in np.flatnonzero(self._slots.prompt_alternatives[plan.slots] >= 0).tolist():
             first, slot, start = int(flight.laid.firsts[row]), int(plan.slots[row]), int(plan.starts[row])
             chunk = states[first : first + int(plan.counts[row])]
-            if not self._look.score_prompt(flight.scores, self._machine.decoder, chunk, slot, row, start):
+            if not self._prompts.score(flight.scores, self._machine.decoder, chunk, slot, row, start):
                 flight.failed[row] = RowStatus.OUT_OF_ROOM
 
     def _check_usable(self) -> None:

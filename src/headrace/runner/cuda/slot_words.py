@@ -73,8 +73,8 @@ def is_drawn(sampling: SamplingParams) -> bool:
 
 
 def is_special(sampling: SamplingParams) -> bool:
-    """Whether all its rows are sampled again, outside of the graph: rules, penalties, masks, log-probabilities. Stops that
-    come too early are a matter of its first rows alone."""
+    """Whether all its rows are odd, and need more than the graph does: rules, penalties, masks, log-probabilities. Stops
+    that come too early are a matter of its first rows alone."""
     return bool(
         sampling.masked
         or sampling.logprobs is not None

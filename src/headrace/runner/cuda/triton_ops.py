@@ -32,9 +32,12 @@ from headrace.runner.cuda.kernels.prefill_attention import (
     prefill_config,
     spread_over,
 )
-from headrace.runner.cuda.kernels.sampling import Draws, sample
+from headrace.runner.cuda.kernels.rules import apply_rules
+from headrace.runner.cuda.kernels.sampling import Draws, draw_ruled, sample
 from headrace.runner.cuda.kernels.scan import Scan
+from headrace.runner.cuda.kernels.scores import score
 from headrace.runner.cuda.layout import MOST_ROUNDS, Layout
+from headrace.runner.cuda.odd_space import RuledRows, ScoredRows
 from headrace.runner.cuda.products import fastest_product, scaled_product
 from headrace.runner.cuda.squares import Squares
 from headrace.weights.shape import ModelShape
@@ -156,8 +159,21 @@ class TritonOps:
         )
 
     def sample(self, logits: Tensor, slots: Tensor, state: DeviceSlots, tokens: Tensor, statuses: Tensor) -> None:
-        draws = Draws(state.seeds, state.lengths, state.temperature, state.top_k, state.top_p, state.min_p)
-        sample(logits, slots, draws, tokens, statuses, self._scan, last=state.last)
+        sample(logits, slots, _draws(state), tokens, statuses, self._scan, last=state.last)
+
+    def sample_ruled(
+        self, logits: Tensor, rows: RuledRows, state: DeviceSlots, tokens: Tensor, statuses: Tensor
+    ) -> None:
+        apply_rules(logits, rows, state.temperature, self._scan)
+        draw_ruled(rows, _draws(state), tokens, statuses, self._scan, state.last)
+
+    def score(self, logits: Tensor, rows: ScoredRows, tokens: Tensor) -> None:
+        found = (rows.logprobs, rows.top_ids, rows.top_logprobs)
+        score(logits, rows.places, tokens, rows.alternatives, *found, self._scan)
+
+
+def _draws(state: DeviceSlots) -> Draws:
+    return Draws(state.seeds, state.lengths, state.temperature, state.top_k, state.top_p, state.min_p)
 
 
 def _multiprocessors(device: torch.device) -> int:

@@ -4,7 +4,7 @@ Knows Hugging Face's names. A checkpoint is poured into its fused places on the 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -48,6 +48,12 @@ class LayerWeights:
     router: Tensor | None = None
     scales: LayerScales | None = None
 
+    @property
+    def kind(self) -> tuple[torch.Size | None, ...]:
+        """Layers of one kind run the same kernels."""
+        parts = (getattr(self, name) for name in LayerWeights.__slots__)
+        return tuple(part.shape if isinstance(part, Tensor) else None for part in parts)
+
 
 @dataclass(slots=True, frozen=True)
 class Weights:
@@ -66,6 +72,10 @@ class Weights:
             parts += [getattr(layer.scales, name) for name in LayerScales.__slots__] if layer.scales else []
             tensors += [part for part in parts if isinstance(part, Tensor)]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def kinds(self) -> "Weights":
+        """The same with one layer of each kind, and the last."""
+        return replace(self, layers=(*{layer.kind: layer for layer in self.layers}.values(), self.layers[-1]))
 
 
 WeightSource = Callable[[ModelShape, torch.device, torch.dtype], Weights]

@@ -10,6 +10,7 @@ from torch import Tensor
 from headrace.runner.cuda.lane import HostLane, Mark
 from headrace.runner.cuda.layout import Layout
 from headrace.runner.cuda.machine import Machine
+from headrace.runner.cuda.odd_space import OddSpace
 from headrace.runner.cuda.runner import CudaRunner
 
 
@@ -40,6 +41,11 @@ class LateLane(HostLane):
         self._work: deque[Callable[[], None]] = deque()
         # Most pieces of work that were ever put off at once.
         self.latest = 0
+
+    @property
+    def waiting(self) -> int:
+        """How many pieces of work are put off."""
+        return len(self._work)
 
     def put(self, work: Callable[[], None]) -> None:
         self._work.append(work)
@@ -73,12 +79,29 @@ class _LateMachine:
     def run(self, layout: Layout) -> None:
         self._lane.put(lambda: self._machine.run(layout))
 
+    def amend(self, letter: Tensor, layout: Layout, num_ruled: int, num_scored: int) -> None:
+        self._lane.put(lambda: self._machine.amend(letter, layout, num_ruled, num_scored))
+
     def __getattr__(self, name: str) -> Any:
-        if name in ("states", "logits", "put_tokens", "change"):
+        if name in ("states", "logits", "change"):
             self._lane.settle()
         return getattr(self._machine, name)
+
+
+class _LateSpace:
+    """Whoever enters something into lines waits for what is put off: it may be about who had them before."""
+
+    def __init__(self, space: OddSpace, lane: LateLane) -> None:
+        self._space = space
+        self._lane = lane
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("set_"):
+            self._lane.settle()
+        return getattr(self._space, name)
 
 
 def delay(runner: CudaRunner, lane: LateLane) -> None:
     """From here on the runner's device is late; the runner was made on this lane."""
     runner._machine = _LateMachine(runner._machine, lane)  # type: ignore[assignment]
+    runner._odd._space = _LateSpace(runner._odd._space, lane)  # type: ignore[assignment]

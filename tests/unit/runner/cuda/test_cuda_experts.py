@@ -86,3 +86,15 @@ def test_memory_counts_experts() -> None:
     # Two more pairs for each of 40 tokens: what they have in the middle and at their end, names, weights, order.
     extra = 2 * 40 * (2 * (shape.experts.inner_size + shape.hidden_size) + 4 + 4)
     assert extra < more.size_bytes - space.size_bytes < extra + 4096
+
+
+def test_what_is_rehearsed_has_a_layer_of_each_kind_and_the_last() -> None:
+    _, checkpoint = model("qwen3moe")
+    shape = checkpoint.shape
+    weights = from_checkpoint(checkpoint)(shape, CPU, torch.float32)
+    found = [id(layer) for layer in weights.kinds().layers]
+    dense = [index for index in range(shape.num_layers) if shape.experts_of(index) is None]
+    assert 0 < len(dense) < shape.num_layers and len(found) == 3
+    assert {id(weights.layers[index]) for index in dense} & set(found)
+    assert {id(layer) for index, layer in enumerate(weights.layers) if index not in dense} & set(found)
+    assert found[-1] == id(weights.layers[-1])

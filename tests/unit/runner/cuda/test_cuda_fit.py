@@ -8,9 +8,9 @@ from headrace.core.config import EngineConfig
 from headrace.core.errors import ModelTooLarge, RunnerFailed
 from headrace.runner.cuda.decoder import Workspace
 from headrace.runner.cuda.lane import HostLane
+from headrace.runner.cuda.memory import look_bytes
 from headrace.runner.cuda.reference_ops import ReferenceOps
 from headrace.runner.cuda.runner import CudaRunner
-from headrace.runner.cuda.second_look import look_bytes
 from headrace.runner.cuda.weights import Weights, from_checkpoint, weights_bytes
 from tests.unit.runner.cuda.cuda_rig import CudaDesk
 from tests.unit.runner.torch.model_rig import TensorCheckpoint, model
@@ -48,7 +48,7 @@ def test_blocks_are_as_many_as_memory_holds(checkpoint: TensorCheckpoint, desk: 
         < found.kv_bytes + found.workspace_bytes + 10 * found.block_bytes
     )
     # Set aside beside the blocks: whoever asks for penalties or log-probabilities later must find it there.
-    assert found.workspace_bytes > look_bytes(config) > 4 * config.slots * config.vocab_size
+    assert found.workspace_bytes > look_bytes(config) > 4 * 2 * config.slots * config.vocab_size
     assert f"in {found.blocks} blocks of 16" in runner.notes[-1]
     shape = checkpoint.shape
     needed = weights_bytes(shape, torch.float32)

@@ -12,7 +12,7 @@ from headrace.core.errors import InvalidInput, InvalidModel, RunnerFailed
 from headrace.core.plan import RowStatus
 from headrace.core.request import Request, SamplingParams
 from headrace.engine.loop import Engine
-from headrace.runner.cuda.flight import Chosen, Envelope, Flight
+from headrace.runner.cuda.flight import Envelope, Flight
 from headrace.runner.cuda.lane import HostLane
 from headrace.runner.cuda.layout import Layout
 from headrace.runner.cuda.packet import Laid
@@ -21,7 +21,7 @@ from headrace.runner.cuda.runner import CudaRunner
 from headrace.runner.cuda.weights import random_weights
 from headrace.runner.torch.score_pile import ScorePile
 from tests.unit.runner.cuda.cuda_rig import CudaDesk, cuda_runner
-from tests.unit.runner.plans import begin, ints, plan
+from tests.unit.runner.plans import begin, plan
 from tests.unit.runner.torch.model_rig import GREEDY, TensorCheckpoint, ids, model
 
 
@@ -155,10 +155,9 @@ def test_a_chunk_that_is_not_finite_fails_whatever_token_was_chosen_after_it() -
     # A token, its status, and one place of the chunk that is not finite.
     envelope.found[:3] = (7, RowStatus.OK, 1)
     row = np.zeros(1, np.intp)
-    chosen = Chosen(row, ints([9]), np.zeros(1, np.uint8))
     laid = Laid(Layout(1, 0, 4, 1, 1), row, row, row)
     made = plan(0, [(0, 0, 4, True)])
-    tokens, statuses = Flight(made, laid, envelope, np.zeros(1, np.uint8), ScorePile(), chosen).read()
+    tokens, statuses = Flight(made, laid, envelope, np.zeros(1, np.uint8), ScorePile()).read()
     assert (tokens.tolist(), statuses.tolist()) == ([-1], [RowStatus.NOT_FINITE])
 
 

@@ -1,4 +1,4 @@
-"""A card without memory left: steps are launched smaller, second looks taken in pieces, and a row fails alone at worst."""
+"""A card without memory left: steps are launched smaller, prompts scored in pieces, and a row fails alone at worst."""
 
 from typing import Any
 
@@ -10,10 +10,12 @@ from msgspec.structs import replace
 from headrace.core.errors import OutOfRoom, RunnerFailed
 from headrace.core.plan import RowStatus, SlotStart
 from headrace.core.request import SamplingParams
+from headrace.runner.cuda import prompt_scores
+from headrace.runner.cuda.odd_space import OddSpace
 from headrace.runner.cuda.reference_ops import ReferenceOps
 from headrace.runner.cuda.shortage import fits_at_last, in_pieces, is_shortage
+from headrace.runner.torch import sampler_scores
 from headrace.runner.torch.penalties import PenaltyPool
-from headrace.runner.torch.sampler import Sampled, Sampler
 from tests.unit.runner.cuda.cuda_rig import CudaDesk
 from tests.unit.runner.cuda.scarce import ERROR, make_scarce
 from tests.unit.runner.torch.model_rig import GREEDY, TensorCheckpoint, ids, model
@@ -102,7 +104,15 @@ def _broken(*_: Any) -> None:
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
-SPECIAL = SamplingParams(temperature=0.7, seed=1, logprobs=2, presence_penalty=0.5, repetition_penalty=1.2)
+SPECIAL = SamplingParams(
+    temperature=0.7,
+    seed=1,
+    logprobs=2,
+    presence_penalty=0.5,
+    repetition_penalty=1.2,
+    logit_bias=((3, 2.0),),
+    min_tokens=2,
+)
 
 
 def looks(desk: CudaDesk, count: int = 5, steps: int = 6) -> list[tuple[list[int], list[float]]]:
@@ -116,26 +126,10 @@ def looks(desk: CudaDesk, count: int = 5, steps: int = 6) -> list[tuple[list[int
     return found
 
 
-def test_a_second_look_is_taken_at_fewer_rows_at_a_time(
+def test_memory_that_runs_out_while_lines_are_entered_changes_nothing(
     checkpoint: TensorCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, seen, sample = looks(CudaDesk(checkpoint)), list[int](), Sampler.sample
-
-    def choosy(sampler: Sampler, logits: torch.Tensor, *more: Any) -> Sampled:
-        seen.append(len(logits))
-        if len(logits) > 2:
-            raise torch.OutOfMemoryError(ERROR)
-        return sample(sampler, logits, *more)
-
-    monkeypatch.setattr(Sampler, "sample", choosy)
-    assert looks(CudaDesk(checkpoint)) == whole
-    assert seen[:4] == [5, 2, 2, 1]
-
-
-def test_memory_that_runs_out_late_counts_no_token_twice(
-    checkpoint: TensorCheckpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At places all over three second looks in turn."""
+    """At each place in turn: what was half done is done again."""
     asked = place = 0
 
     def once(_: str) -> bool:
@@ -144,51 +138,31 @@ def test_memory_that_runs_out_late_counts_no_token_twice(
         return asked == place
 
     make_scarce(monkeypatch, once, in_steps=False)
-    whole = looks(CudaDesk(checkpoint), 1, 3)
+    whole = looks(CudaDesk(checkpoint), 2, 3)
     total = asked
-    assert total > 60
-    for place in range(2, total, max(1, total // 24)):
+    assert total > 8
+    for place in range(1, total + 1):
         asked = 0
-        assert looks(CudaDesk(checkpoint), 1, 3) == whole, place
+        assert looks(CudaDesk(checkpoint), 2, 3) == whole, place
         assert asked > total
-
-
-def test_a_row_without_room_for_its_second_look_fails_alone(
-    checkpoint: TensorCheckpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calm, desk, sample = CudaDesk(checkpoint), CudaDesk(checkpoint), Sampler.sample
-    for each in (calm, desk):
-        for slot in range(4):
-            each.begin(slot, ids(9, seed=slot), sampling=replace(GREEDY, logprobs=1))
-    truth = calm.advance(dict.fromkeys(range(4), 9)).tokens.tolist()
-
-    def choosy(sampler: Sampler, logits: torch.Tensor, slots: Any, *more: Any) -> Sampled:
-        if 2 in slots:
-            raise torch.OutOfMemoryError(ERROR)
-        return sample(sampler, logits, slots, *more)
-
-    monkeypatch.setattr(Sampler, "sample", choosy)
-    result = desk.advance(dict.fromkeys(range(4), 9))
-    assert result.statuses.tolist() == [0, 0, RowStatus.OUT_OF_ROOM, 0]
-    assert result.tokens.tolist() == [truth[0], truth[1], -1, truth[3]]
 
 
 @pytest.mark.parametrize("most", [1, 0])
 def test_prompts_are_scored_in_smaller_pieces_or_fail_alone(
     checkpoint: TensorCheckpoint, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calm, desk, score = CudaDesk(checkpoint), CudaDesk(checkpoint), Sampler.score_prompt
+    calm, desk, score = CudaDesk(checkpoint), CudaDesk(checkpoint), sampler_scores.score
     for each in (calm, desk):
         each.begin(0, ids(21), sampling=replace(GREEDY, prompt_logprobs=1))
         each.begin(1, ids(7, seed=1))
     whole = calm.advance({0: 21, 1: 7})
 
-    def choosy(sampler: Sampler, logits: torch.Tensor, *more: Any) -> Any:
+    def choosy(logits: torch.Tensor, *more: Any) -> Any:
         if len(logits) > most:
             raise torch.OutOfMemoryError(ERROR)
-        return score(sampler, logits, *more)
+        return score(logits, *more)
 
-    monkeypatch.setattr(Sampler, "score_prompt", choosy)
+    monkeypatch.setattr(prompt_scores, "score", choosy)
     result = desk.advance({0: 21, 1: 7})
     assert result.tokens[1] == whole.tokens[1] and result.statuses[1] == 0
     if most:
@@ -199,23 +173,23 @@ def test_prompts_are_scored_in_smaller_pieces_or_fail_alone(
         assert result.statuses[0] == RowStatus.OUT_OF_ROOM
 
 
-def test_a_newcomer_that_the_sampler_has_no_room_for_fails_alone(
-    checkpoint: TensorCheckpoint, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("asked", [{"presence_penalty": 1.0}, {"logit_bias": ((3, 1.0),)}, {"allowed_ids": (3,)}])
+def test_a_newcomer_whose_lines_find_no_room_fails_alone(
+    checkpoint: TensorCheckpoint, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk, take_line = CudaDesk(checkpoint), PenaltyPool._take_line
-    desk.begin(0, ids(5), sampling=replace(GREEDY, presence_penalty=1.0))
-    assert desk.prefill(0) >= 0
-    monkeypatch.setattr(PenaltyPool, "_take_line", _no_line)
-    desk.begin(1, ids(6), sampling=replace(GREEDY, presence_penalty=1.0, prompt_logprobs=1))
-    result = desk.advance({0: 1, 1: 6})
+    desk, calm = CudaDesk(checkpoint), CudaDesk(checkpoint)
+    for each in (desk, calm):
+        each.begin(0, ids(5), sampling=replace(GREEDY, logprobs=1))
+        assert each.prefill(0) >= 0
+    with monkeypatch.context() as patch:
+        patch.setattr(OddSpace, "_pool", _no_memory)
+        desk.begin(1, ids(6), sampling=replace(GREEDY, prompt_logprobs=1, **asked))
+        result = desk.advance({0: 1, 1: 6})
     assert result.statuses.tolist() == [0, RowStatus.OUT_OF_ROOM]
-    monkeypatch.setattr(PenaltyPool, "_take_line", take_line)
-    desk.begin(1, ids(6), sampling=replace(GREEDY, presence_penalty=1.0))
-    assert not desk.advance({0: 1, 1: 6}).statuses.any()
-
-
-def _no_line(_: PenaltyPool) -> int:
-    raise torch.OutOfMemoryError(ERROR)
+    assert result.scores is not None and result.scores.owners.tolist() == [0]
+    for each in (desk, calm):
+        each.begin(1, ids(6), sampling=replace(GREEDY, **asked))
+    assert int(desk.advance({1: 6, 0: 1}).tokens[0]) == calm.prefill(1)
 
 
 def _no_memory(*_: Any) -> None:

@@ -71,6 +71,8 @@ class TensorCheckpoint:
                     room[:] = part
                     tap.take(stored, start, room)
 
+    def hash_ahead(self) -> None: ...
+
     def digest(self) -> dict[str, str]:
         return {"random": "0"}
 

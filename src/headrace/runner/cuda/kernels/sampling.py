@@ -16,10 +16,12 @@ from torch import Tensor
 from headrace.core.plan import RowStatus
 from headrace.runner.cuda.kernels.ranks import CHUNK, FEW, NOBODY, best_few, from_ordered, kth, ordered
 from headrace.runner.cuda.kernels.scan import Scan, scan
+from headrace.runner.cuda.odd_space import RuledRows
 
 _CHUNK: tl.constexpr = tl.constexpr(CHUNK)
 _FEW: tl.constexpr = tl.constexpr(FEW)
 _NOT_FINITE: tl.constexpr = tl.constexpr(RowStatus.NOT_FINITE)
+_MASK: tl.constexpr = tl.constexpr(RowStatus.MASK)
 # splitmix64, as `runner.torch.luck` has it.
 _STEP: tl.constexpr = tl.constexpr(0x9E3779B97F4A7C15)
 _RETRY: tl.constexpr = tl.constexpr(0xD1342543DE82EF95)
@@ -49,14 +51,33 @@ def sample(
     room: Scan,
     *,
     last: Tensor | None = None,
-    ruled: bool = False,
 ) -> None:
     """`logits` [rows, vocabulary] bf16 or float32, unchanged; `slots` [rows], -1 for padding (token -1, status 0);
-    `tokens` [rows] int32, -1 for a failed row; `statuses` [rows] uint8; `last` [slots] takes the tokens too.
-
-    `ruled`: the logits went through rules, and a row without any finite one has no id that it may take.
-    """
+    `tokens` [rows] int32, -1 for a failed row; `statuses` [rows] uint8; `last` [slots] takes the tokens too."""
     scan(logits, slots, draws.temperature, room)
+    _launch(logits, slots, draws, tokens, statuses, room, last, None)
+
+
+def draw_ruled(rows: RuledRows, draws: Draws, tokens: Tensor, statuses: Tensor, room: Scan, last: Tensor) -> None:
+    """Likewise from logits that went through rules, and that `room` is about: a row without any finite one has no id that it
+    may take. What is chosen becomes the token and the status at the row's place, unless that one failed before, and is
+    counted in the row's line, if it has one. No line stands here twice."""
+    _launch(rows.logits, rows.slots, draws, tokens, statuses, room, last, rows)
+
+
+def _launch(
+    logits: Tensor,
+    slots: Tensor,
+    draws: Draws,
+    tokens: Tensor,
+    statuses: Tensor,
+    room: Scan,
+    last: Tensor | None,
+    ruled: RuledRows | None,
+) -> None:
+    places, counts, lines = (
+        (slots,) * 3 if ruled is None else (ruled.places, ruled.rules.counts, ruled.rules.count_lines)
+    )
     _draw[(slots.shape[0],)](
         logits,
         slots,
@@ -75,19 +96,22 @@ def sample(
         tokens,
         statuses,
         tokens if last is None else last,
+        places,
+        counts,
+        lines,
         logits.stride(0),
         vocab=room.vocab_size,
         chunks=room.chunks,
         pieces=triton.next_power_of_2(room.chunks),
         num_blocks=room.num_blocks,
         blocks=triton.next_power_of_2(room.num_blocks),
-        barren=RowStatus.MASK if ruled else RowStatus.NOT_FINITE,
+        ruled=ruled is not None,
         remembers=last is not None,
         num_warps=8,
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["statuses"])
 def _draw(
     logits,
     slots,
@@ -106,13 +130,16 @@ def _draw(
     tokens,
     statuses,
     last,
+    places,
+    counts,
+    lines,
     stride,
     vocab: tl.constexpr,
     chunks: tl.constexpr,
     pieces: tl.constexpr,
     num_blocks: tl.constexpr,
     blocks: tl.constexpr,
-    barren: tl.constexpr,
+    ruled: tl.constexpr,
     remembers: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -127,6 +154,7 @@ def _draw(
         peaks = tl.where(peaks != peaks, float("-inf"), peaks)
         peak = tl.max(peaks, 0)
         none = peak == float("-inf")
+        barren: tl.constexpr = _MASK if ruled else _NOT_FINITE
         status = tl.where(broken | (peak == float("inf")), _NOT_FINITE, tl.where(none, barren, 0)).to(tl.int32)
         if status == 0:
             firsts = tl.load(at + home, mask=piece < chunks, other=NOBODY)
@@ -143,8 +171,22 @@ def _draw(
         if remembers:
             # A failed row's next input must only be an id.
             tl.store(last + slot, tl.maximum(token, 0))
-    tl.store(tokens + row, token)
-    tl.store(statuses + row, status.to(tl.uint8))
+    if ruled:
+        _settle(tl.load(places + row), token, status, tokens, statuses, counts, tl.load(lines + row), vocab)
+    else:
+        tl.store(tokens + row, token)
+        tl.store(statuses + row, status.to(tl.uint8))
+
+
+@triton.jit
+def _settle(place, token, status, tokens, statuses, counts, line, vocab: tl.constexpr):
+    # Without branches: warps may see the status before and after it is written.
+    sound = tl.load(statuses + place, mask=place >= 0, other=1) == 0
+    tl.store(tokens + place, token, mask=sound)
+    tl.store(statuses + place, status.to(tl.uint8), mask=sound)
+    counted = sound & (line >= 0) & (token >= 0)
+    home = counts + line.to(tl.int64) * vocab + token
+    tl.store(home, tl.load(home, mask=counted, other=0) + 1, mask=counted)
 
 
 @triton.jit

@@ -97,23 +97,35 @@ def _scan(
         line = row
         if named:
             line = place.to(tl.int64)
-        blocks: tl.constexpr = _CHUNK // _BLOCK
-        block = tl.arange(0, blocks)
-        ids = chunk * _CHUNK + block[:, None] * _BLOCK + tl.arange(0, _BLOCK)[None, :]
+        ids = chunk_ids(chunk)
         x = tl.load(logits + line * stride + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
-        # A comparison with NaN is false, so that no maximum is one.
-        broken = tl.max(tl.max((x != x).to(tl.int32), 1), 0) > 0
-        x = tl.where(x != x, float("-inf"), x)
-        tops = tl.max(x, 1)
-        tl.store(maxima + row * (chunks * blocks) + chunk * blocks + block, tops)
-        peak = tl.max(tops, 0)
-        first = tl.min(tl.min(tl.where(x == peak, ids, 2147483647), 1), 0)
-        home = row * chunks + chunk
-        tl.store(best + home, tl.where(broken, float("nan"), peak))
-        tl.store(at + home, first)
         warmth = 1.0
         if not named:
             warmth = tl.load(temperature + place)
-        if warmth > 0.0:
-            anchor = tl.where(peak == float("-inf"), 0.0, peak)
-            tl.store(mass + home, tl.sum(tl.sum(tl.exp((x - anchor) / warmth), 1), 0))
+        take_stock(x, ids, row, chunk, warmth, maxima, best, at, mass, chunks)
+
+
+@triton.jit
+def chunk_ids(chunk):
+    """[blocks, ids of a block]."""
+    block = tl.arange(0, _CHUNK // _BLOCK)
+    return chunk * _CHUNK + block[:, None] * _BLOCK + tl.arange(0, _BLOCK)[None, :]
+
+
+@triton.jit
+def take_stock(x, ids, row, chunk, warmth, maxima, best, at, mass, chunks: tl.constexpr):
+    """What a scan leaves of one chunk of one row: values `x` [blocks, ids of a block] of `ids`."""
+    blocks: tl.constexpr = _CHUNK // _BLOCK
+    # A comparison with NaN is false, so that no maximum is one.
+    broken = tl.max(tl.max((x != x).to(tl.int32), 1), 0) > 0
+    x = tl.where(x != x, float("-inf"), x)
+    tops = tl.max(x, 1)
+    tl.store(maxima + row * (chunks * blocks) + chunk * blocks + tl.arange(0, blocks), tops)
+    peak = tl.max(tops, 0)
+    first = tl.min(tl.min(tl.where(x == peak, ids, 2147483647), 1), 0)
+    home = row * chunks + chunk
+    tl.store(best + home, tl.where(broken, float("nan"), peak))
+    tl.store(at + home, first)
+    if warmth > 0.0:
+        anchor = tl.where(peak == float("-inf"), 0.0, peak)
+        tl.store(mass + home, tl.sum(tl.sum(tl.exp((x - anchor) / warmth), 1), 0))

@@ -22,8 +22,9 @@ def score(
     top_logprobs: Tensor,
     room: Scan,
 ) -> None:
-    """Row `places[i]` of `logits` predicts `ids[i]` and asked for `alternatives[i]` of the likeliest ids. `top_ids` and
-    `top_logprobs` [n, k <= 64], likeliest first: -1 and -inf past what was asked. A place of -1 is padding."""
+    """Row `p = places[i]` of `logits` predicts `ids[p]` (any, where that is -1) and asked for `alternatives[i]` of the
+    likeliest ids. `top_ids` and `top_logprobs` [n, k <= 64], likeliest first: -1 and -inf past what was asked. A place of
+    -1 is padding."""
     assert top_ids.shape[1] <= FEW
     scan(logits, places, None, room)
     _score[(places.shape[0],)](
@@ -85,7 +86,8 @@ def _score(
         total = tl.sum(masses * tl.exp(peaks - peak), 0)
         whole = tl.where(broken, float("nan"), peak + tl.log(total))
         line = logits + place * stride
-        tl.store(logprobs + row, tl.load(line + tl.load(ids + row)).to(tl.float32) - whole)
+        named = tl.maximum(tl.load(ids + place), 0)
+        tl.store(logprobs + row, tl.load(line + named).to(tl.float32) - whole)
         asked = tl.load(alternatives + row)
         r = tl.arange(0, _FEW)
         name = tl.full([_FEW], -1, tl.int32)

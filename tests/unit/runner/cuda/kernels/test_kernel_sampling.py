@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from headrace.core.plan import RowStatus
-from headrace.runner.cuda.kernels import plain
-from headrace.runner.cuda.kernels.rules import PROMPT_BIT, Rules, apply_rules, note_tokens
-from headrace.runner.cuda.kernels.sampling import Draws, sample
-from headrace.runner.cuda.kernels.scan import Scan
+from headrace.runner.cuda.kernels import plain, plain_rules
+from headrace.runner.cuda.kernels.rules import apply_rules
+from headrace.runner.cuda.kernels.sampling import Draws, draw_ruled, sample
+from headrace.runner.cuda.kernels.scan import Scan, scan
 from headrace.runner.cuda.kernels.scores import score
+from headrace.runner.cuda.odd_space import PROMPT_BIT, RuledRows, Rules
 from headrace.runner.torch import luck
 
 pytestmark = pytest.mark.unit
@@ -35,11 +36,11 @@ def uniform(draws: Draws) -> Tensor:
     return ((bits >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
 
 
-def run(logits: Tensor, slots: list[int], draws: Draws, *, ruled: bool = False) -> tuple[list[int], list[int]]:
+def run(logits: Tensor, slots: list[int], draws: Draws) -> tuple[list[int], list[int]]:
     tokens = torch.full((len(slots),), -7, dtype=torch.int32)
     statuses = torch.full((len(slots),), 77, dtype=torch.uint8)
     room = Scan.make(len(slots), logits.shape[1], "cpu")
-    sample(logits, torch.tensor(slots, dtype=torch.int32), draws, tokens, statuses, room, ruled=ruled)
+    sample(logits, torch.tensor(slots, dtype=torch.int32), draws, tokens, statuses, room)
     return tokens.tolist(), statuses.tolist()
 
 
@@ -67,8 +68,6 @@ def test_a_broken_row_fails_alone() -> None:
     tokens, statuses = run(logits, [0, 1, 2, -1, 4], draws)
     assert statuses == [RowStatus.NOT_FINITE] * 3 + [RowStatus.OK] * 2
     assert tokens == [-1, -1, -1, -1, 17]
-    _, statuses = run(logits[2:3], [2], draws, ruled=True)
-    assert statuses == [RowStatus.MASK]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +128,8 @@ def test_scores_are_those_of_the_model() -> None:
     logits = logits_of(4, 4300).bfloat16()
     logits[2, 7] = torch.nan
     logits[3, 10:] = -torch.inf
-    places, ids, asked = torch.tensor([3, 0, -1, 2]), torch.tensor([4, 4200, 0, 1]), torch.tensor([12, 3, 5, 2])
+    # Tokens by place: that of place 1 is nobody's here, that of place 2 failed.
+    places, ids, asked = torch.tensor([3, 0, -1, 2]), torch.tensor([4200, 9, -1, 4]), torch.tensor([12, 3, 5, 2])
     logprobs = torch.full((4,), 9.0)
     top_ids, top_logprobs = torch.full((4, 16), 9, dtype=torch.int32), torch.full((4, 16), 9.0)
     score(logits, places, ids, asked, logprobs, top_ids, top_logprobs, Scan.make(4, 4300, "cpu"))
@@ -143,42 +143,93 @@ def test_scores_are_those_of_the_model() -> None:
     assert (top_ids[3] == -1).all()
 
 
+def ints(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def rules_of(vocab: int, **given: Tensor) -> Rules:
+    """Of four rows, none of which has a line where none is given."""
+    words = -(-vocab // 32)
+    nothing = {
+        "bias": torch.full((1, vocab), torch.nan),
+        "limits": torch.zeros(1, words, dtype=torch.int32),
+        "masks": torch.zeros(1, words, dtype=torch.int32),
+        "counts": torch.ones(1, vocab, dtype=torch.int32),
+        "factors": torch.full((3, 4), torch.nan),
+    }
+    lines = dict.fromkeys(("bias_lines", "limit_lines", "mask_lines", "count_lines"), ints(-1, -1, -1, -1))
+    return Rules(**{**nothing, **lines, **given})
+
+
 def test_rules_forbid_favour_and_penalise() -> None:
     vocab = 2100
     logits = logits_of(3, vocab)
     logits[2, 5] = torch.nan
     bias = torch.zeros(2, vocab)
     bias[1, 40], bias[1, 41] = 2.5, -torch.inf
-    words = torch.zeros(1, vocab // 32, dtype=torch.int32)
+    words, limits = torch.zeros(2, 1, 66, dtype=torch.int32)
     words[0, 2] = -(2**31) + 1
+    words[0, 65] = -1
+    limits[0, 2] = limits[0, 65] = 1
     counts = torch.zeros(1, vocab, dtype=torch.int32)
     counts[0, 8], counts[0, 9], counts[0, 10] = PROMPT_BIT, 3, PROMPT_BIT + 2
-    rules = Rules(
+    rules = rules_of(
+        vocab,
         bias=bias,
-        bias_lines=torch.tensor([1, -1, -1, -1]),
+        bias_lines=ints(1, -1, -1, -1),
         masks=words,
-        mask_lines=torch.tensor([-1, 0, 0, -1]),
+        mask_lines=ints(-1, 0, 0, -1),
+        limits=limits,
+        limit_lines=ints(-1, -1, 0, -1),
         counts=counts,
-        count_lines=torch.tensor([0, -1, -1, 0]),
-        factors=torch.tensor([[1.5, 0.25, 0.5]] * 4),
-        stops=torch.tensor([[20, -1], [64, 95], [1, -1], [1, -1]], dtype=torch.int32),
-        stops_from=torch.tensor([10, 10, 10, 10]),
-        positions=torch.tensor([9, 10, 9, 9]),
+        count_lines=ints(0, -1, -1, 0),
+        factors=torch.tensor([[1.5], [0.25], [0.5]]).expand(3, 4).contiguous(),
     )
-    out = torch.full((4, vocab), 7.0)
-    apply_rules(logits, torch.tensor([1, 0, 2, -1]), rules, out)
+    out, room = torch.full((4, vocab), 7.0), Scan.make(4, vocab, "cpu")
+    apply_rules(logits, RuledRows(ints(1, 0, 2, -1), ints(3, 2, 1, -1), rules, out), torch.ones(4), room)
     want = logits[1] + bias[1]
-    want[20] = -torch.inf
     for token, count in ((8, 0), (9, 3), (10, 2)):
         want[token] = want[token] / 1.5 if want[token] > 0 else want[token] * 1.5
-        want[token] -= 0.25 * count + (0.5 if count else 0.0)
-    torch.testing.assert_close(out[0], want)
+        want[token] -= 0.25 * count
+        want[token] -= 0.5 if count else 0.0
+    assert torch.equal(out[0], want)
     allowed = torch.full((vocab,), -torch.inf)
-    allowed[[64, 95]] = logits[0, [64, 95]]
-    torch.testing.assert_close(out[1], allowed)
-    assert out[2, 5].isnan() and (out[3] == 7.0).all()
-    note_tokens(counts, torch.tensor([0, -1]), torch.tensor([10, 3], dtype=torch.int32))
-    assert counts[0, 10] == PROMPT_BIT + 3 and counts[0, 3] == 0
+    for held in ([64, 95], list(range(2080, vocab))):
+        allowed[held] = logits[0, held]
+    assert torch.equal(out[1], allowed)
+    # What failed is seen through every mask; both hold, and what the model gave is left of the rest.
+    assert out[2, 5].isnan() and out[2].isfinite().nonzero().flatten().tolist() == [64, 2080]
+    assert (out[3] == 7.0).all()
+    for row, place in enumerate((1, 0, 2)):
+        assert torch.equal(out[row].nan_to_num(), plain_rules.ruled(logits[place], rules, row).nan_to_num())
+    # The scan is that of what was written.
+    assert room.best[:2, 0].tolist() == out[:2].amax(-1).tolist() and room.best[2, 0].isnan()
+    assert room.at[:2, 0].tolist() == out[:2].argmax(-1).tolist()
+    torch.testing.assert_close(room.mass[:2, 0].log() + room.best[:2, 0], out[:2].logsumexp(-1))
+
+
+def test_what_was_chosen_under_rules_is_settled_at_its_place_and_counted() -> None:
+    counts = torch.zeros(3, 40, dtype=torch.int32)
+    counts[2, 10] = PROMPT_BIT + 2
+    logits = torch.zeros(5, 40)
+    for row, token in enumerate((10, 6, 7, 8, 9)):
+        logits[row, token] = 5.0
+    logits[1] = -torch.inf
+    rules, places, slots = (
+        rules_of(40, counts=counts, count_lines=ints(2, 0, 1, -1, 0)),
+        ints(3, 0, 1, 2, -1),
+        ints(0, 1, 2, 3, -1),
+    )
+    rows, draws, room = RuledRows(places, slots, rules, logits), settings(4), Scan.make(5, 40, "cpu")
+    scan(logits, slots, draws.temperature, room)
+    tokens, statuses = ints(1, -1, 3, 4), torch.tensor([0, RowStatus.NOT_FINITE, 0, 0], dtype=torch.uint8)
+    last = ints(50, 51, 52, 53)
+    draw_ruled(rows, draws, tokens, statuses, room, last)
+    # The third had failed before rules were looked at, and the second has nothing left.
+    assert tokens.tolist() == [-1, -1, 8, 10]
+    assert statuses.tolist() == [RowStatus.MASK, RowStatus.NOT_FINITE, RowStatus.OK, RowStatus.OK]
+    assert last.tolist() == [10, 0, 7, 8]
+    assert counts[2, 10] == PROMPT_BIT + 3 and counts[:2].sum() == 0
 
 
 def test_settings_are_looked_up_by_slot() -> None:
