@@ -75,7 +75,6 @@ def take_picture(url: str, key: str, question: str, output: Path) -> None:
         page.goto(f"{url}/#key={key}")
         expect(page.get_by_label("Model")).to_be_enabled()
         page.get_by_role("button", name="Settings").click()
-        page.get_by_label("Temperature").fill("0")
         page.get_by_label("Most tokens of a reply").fill("160")
         page.get_by_role("button", name="Close").click()
         page.get_by_label("Message").fill(question)

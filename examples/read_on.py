@@ -1,6 +1,6 @@
 """A client that asks for a streamed reply and reads on whenever its connection breaks. Standard library only.
 
-KEY=$(cat ~/.local/share/headrace/key) python examples/read_on.py "Tell me a story"
+HEADRACE_API_KEY=$(cat ~/.local/share/headrace/key) python examples/read_on.py "Tell me a story"
 Meanwhile kill a worker or the gateway of the server: the text goes on.
 """
 
@@ -17,10 +17,10 @@ HOST, PORT = "127.0.0.1", 8080
 def main(question: str) -> None:
     headers = {
         "Content-Type": "application/json",
-        "Authorization": f"Bearer {os.environ['KEY']}",  # noqa: TID251
+        "Authorization": f"Bearer {os.environ['HEADRACE_API_KEY']}",  # noqa: TID251
         "X-Request-Id": f"story-{uuid.uuid4().hex}",
     }
-    body = {"model": "default", "stream": True, "messages": [{"role": "user", "content": question}]}
+    body = {"model": "default", "stream": True, "temperature": 0.2, "messages": [{"role": "user", "content": question}]}
     is_over, path = False, None
     while not is_over:
         connection = http.client.HTTPConnection(HOST, PORT, timeout=30)

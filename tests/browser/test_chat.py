@@ -72,6 +72,9 @@ def test_shift_enter_makes_a_line_and_an_empty_message_is_not_sent(tab: Tab, api
 
 def test_model_and_settings_are_sent_and_empty_ones_are_left_to_the_server(tab: Tab, api: Imitation) -> None:
     tab.open()
+    tab.page.get_by_role("button", name="Settings").click()
+    tab.page.get_by_label("Temperature").fill("")
+    tab.page.get_by_role("button", name="Close").click()
     tab.ask("one")
     expect(tab.reply).to_contain_text("Hello")
     tab.page.get_by_label("Model").select_option("second-model")
@@ -90,6 +93,19 @@ def test_model_and_settings_are_sent_and_empty_ones_are_left_to_the_server(tab: 
     tab.page.reload()
     expect(tab.page.get_by_label("Model")).to_have_value("second-model")
     assert tab.complaints == []
+
+
+def test_a_fresh_page_has_a_low_temperature_and_an_emptied_one_stays_empty(tab: Tab, api: Imitation) -> None:
+    tab.open()
+    expect(tab.page.get_by_label("Temperature")).to_have_value("0.2")
+    tab.ask("one")
+    expect(tab.reply).to_contain_text("Hello")
+    assert api.chats[0].body["temperature"] == 0.2
+    tab.page.get_by_role("button", name="Settings").click()
+    tab.page.get_by_label("Temperature").fill("")
+    tab.page.get_by_role("button", name="Close").click()
+    tab.page.reload()
+    expect(tab.page.get_by_label("Temperature")).to_have_value("")
 
 
 def test_the_key_of_the_address_is_taken_once_and_removed(tab: Tab, api: Imitation) -> None:

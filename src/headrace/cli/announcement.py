@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
+from headrace.cli.chat_client import USUAL_URL
 from headrace.cli.keys import LocalKey
 from headrace.core.config import GatewayConfig, ModelConfig
 from headrace.core.messages import Beat, WorkerCard, WorkerState
@@ -15,6 +16,9 @@ from headrace.core.ports import Clock
 
 _EVERY_S = 2.0
 _QUESTION = "Why is the sky blue?"
+# A fake model would go on to the end of its context.
+_MOST_TOKENS = 300
+_ALL_INTERFACES = ("0.0.0.0", "::")
 
 
 class ServedModel(Struct, frozen=True):
@@ -75,10 +79,29 @@ def served_models(models: Sequence[ModelConfig], cards: Sequence[WorkerCard]) ->
 def curl_line(address: Address, key: LocalKey, model: str) -> str:
     """To copy into a shell: it streams an answer, and does not show the key."""
     message = {"role": "user", "content": _QUESTION}
-    body = json.dumps({"model": model, "stream": True, "temperature": 0.2, "messages": [message]})
-    trust = [] if address.cacert is None else ["--cacert", shlex.quote(address.cacert)]
-    words = ["curl", "-N", *trust, f"{address.url}/v1/chat/completions", "-H", f'"Authorization: Bearer {key.place}"']
-    return " ".join([*words, "-H", "'Content-Type: application/json'", "-d", shlex.quote(body)])
+    asked = {"model": model, "stream": True, "temperature": 0.2, "max_tokens": _MOST_TOKENS, "messages": [message]}
+    words = ["curl", "-N", *_trust(address), f"{address.url}/v1/chat/completions"]
+    key_header = f'"Authorization: Bearer {key.place}"'
+    return " ".join(
+        [*words, "-H", key_header, "-H", "'Content-Type: application/json'", "-d", shlex.quote(json.dumps(asked))]
+    )
+
+
+def chat_line(address: Address) -> str:
+    """To copy into a shell as well; what `headrace chat` takes for granted is left out."""
+    where = [] if address.url == USUAL_URL else ["--url", address.url]
+    return " ".join(["headrace", "chat", *where, *_trust(address)])
+
+
+def _trust(address: Address) -> list[str]:
+    return [] if address.cacert is None else ["--cacert", shlex.quote(address.cacert)]
+
+
+def exposure(gateway: GatewayConfig) -> str | None:
+    """What whoever opens a server to a network should know."""
+    if gateway.host not in _ALL_INTERFACES or gateway.tls_cert is not None:
+        return None
+    return "listens on all interfaces in plain HTTP: keys and texts can be read on the way (--tls-cert, --tls-key)"
 
 
 def ready_lines(
@@ -91,7 +114,7 @@ def ready_lines(
         about = f"{model.dtype}, {model.context_len:,} tokens of context, {model.workers} worker"
         lines.append(f"  {'' if number else 'models':<8}{model.name}{also}: {about}{'s' if model.workers > 1 else ''}")
     lines.append(f"  {'key':<8}{key.path or key.place}")
-    lines.append(f"  {'chat':<8}{address.url}/{f'#key={key.key}' if show_key else ''}  or: headrace chat")
+    lines.append(f"  {'chat':<8}{address.url}/{f'#key={key.key}' if show_key else ''}  or: {chat_line(address)}")
     lines.append(f"  {'docs':<8}{address.url}/docs")
     if address.grpc is not None:
         lines.append(f"  {'grpc':<8}{address.grpc}")

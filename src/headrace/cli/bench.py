@@ -173,21 +173,27 @@ def _print_engine(results: list[EngineFigures], title: str, profiles: list[LoadP
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
-    names = ("output tokens/s", "all tokens/s", "TTFT p50", "p99", "ITL p50", "p99", "plan", "launch", "sample", "emit")
-    table.add_column("load")
-    for name in names:
-        table.add_column(name, justify="right")
+    speeds = Table(title=title, title_justify="left")
+    steps = Table(title="a mean step, ms", title_justify="left")
+    latencies = ("TTFT ms\np50", "\np99", "ITL ms\np50", "\np99")
+    for table, names in (
+        (speeds, ("output\ntokens/s", "all\ntokens/s", *latencies)),
+        (steps, ("plan", "launch", "sample", "emit")),
+    ):
+        table.add_column("load", overflow="fold")
+        for name in names:
+            table.add_column(name, justify="right", no_wrap=True)
     for each in results:
         itl = ("–", "–") if each.itl_s is None else (_ms(each.itl_s.p50), _ms(each.itl_s.p99))
         split = each.split
         parts = (split.plan_s, split.launch_s + split.wait_s, split.sample_s, split.emit_s)
-        speeds = (f"{each.output_tokens_per_s:,.1f}", f"{each.total_tokens_per_s:,.1f}")
-        shares = (_ms(part / max(1, each.steps)) for part in parts)
-        table.add_row(each.load.name, *speeds, _ms(each.ttft_s.p50), _ms(each.ttft_s.p99), *itl, *shares)
+        rates = (f"{each.output_tokens_per_s:,.1f}", f"{each.total_tokens_per_s:,.1f}")
+        speeds.add_row(each.load.name, *rates, _ms(each.ttft_s.p50), _ms(each.ttft_s.p99), *itl)
+        steps.add_row(each.load.name, *(_ms(part / max(1, each.steps)) for part in parts))
     console = Console()
-    console.print(table)
-    console.print("plan to emit: milliseconds of a mean step; launch has the forward pass and the wait for it.")
+    console.print(speeds)
+    console.print(steps)
+    console.print("launch has the forward pass and the wait for it")
     for found in profiles:
         from headrace.cli.engine_profile import print_load_profile
 
@@ -196,7 +202,7 @@ def _print_engine(results: list[EngineFigures], title: str, profiles: list[LoadP
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.1f} ms"
+    return f"{seconds * 1e3:,.1f}"
 
 
 def _check_fits(setting: Setting) -> None:

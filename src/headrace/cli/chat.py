@@ -13,9 +13,9 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.chat_client import ChatClient, Message
+from headrace.cli.chat_client import USUAL_URL, ChatClient, Message
 from headrace.cli.console import check_finite, note
-from headrace.cli.keys import VARIABLE
+from headrace.cli.keys import CLIENT_VARIABLE, VARIABLE
 from headrace.cli.models import data_folder
 from headrace.core.errors import HeadraceError, InvalidInput
 
@@ -24,13 +24,15 @@ _HELP = "/clear starts over, /exit leaves, Ctrl-C ends a reply"
 
 def chat(
     question: Annotated[str | None, typer.Argument(help="Ask this and leave. Without it: a conversation.")] = None,
-    url: Annotated[str, typer.Option(help="Where the server is.")] = "http://127.0.0.1:8080",
+    url: Annotated[str, typer.Option(help="Where the server is.")] = USUAL_URL,
     model: Annotated[str, typer.Option(help="One of the server's models.")] = "default",
-    key: Annotated[str | None, typer.Option(help=f"[default: {VARIABLE}, or this install's local key]")] = None,
+    key: Annotated[str | None, typer.Option(help=f"[default: {CLIENT_VARIABLE}, or this install's local key]")] = None,
     system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest reply, in tokens.")] = None,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="How much chance there is in a reply.")] = 0.2,
-    cacert: Annotated[str | None, typer.Option(help="Trust this certificate (PEM), for https.")] = None,
+    cacert: Annotated[
+        str | None, typer.Option("--cacert", "--ca", help="Trust this certificate (PEM), for https.")
+    ] = None,
 ) -> None:
     """Talk to a server in the terminal, streaming."""
     check_finite(temperature=temperature)
@@ -45,14 +47,14 @@ def chat(
 
 
 def _find_key() -> str:
-    given = os.environ.get(VARIABLE)
+    given = os.environ.get(CLIENT_VARIABLE) or os.environ.get(VARIABLE)
     if given:
         return given
     path = data_folder() / "key"
     try:
         return path.read_text().strip()
     except OSError:
-        message = f"no key: {path} is not there; give --key, or set {VARIABLE}"
+        message = f"no key: {path} is not there; give --key, or set {CLIENT_VARIABLE}"
         raise InvalidInput(message, param="--key") from None
 
 

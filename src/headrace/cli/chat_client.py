@@ -13,6 +13,8 @@ from msgspec import Struct
 
 from headrace.core.errors import HeadraceError, InvalidInput
 
+# Where `headrace serve` listens if nobody says otherwise.
+USUAL_URL = "http://127.0.0.1:8080"
 _SILENCE_S = 120.0
 _MOST_LINE_BYTES = 1 << 20
 

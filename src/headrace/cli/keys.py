@@ -24,7 +24,9 @@ from headrace.core.config import Config, TenantEntry
 from headrace.core.errors import InvalidInput
 
 LOCAL_TENANT = "local"
+# The local key of a server; and the key with which a client asks any server.
 VARIABLE = "HEADRACE_LOCAL_KEY"
+CLIENT_VARIABLE = "HEADRACE_API_KEY"
 _LEAST, _MOST = 16, 512
 
 keys = typer.Typer(no_args_is_help=True, rich_markup_mode=None)

@@ -35,11 +35,11 @@ SUBCOMMANDS = {
     "keys": Subcommand("headrace.cli.keys", "keys", "Make keys for tenants."),
     "generate": Subcommand("headrace.cli.generate", "generate", "Generate with a local model, one prompt or a file."),
     "models": Subcommand("headrace.cli.models", "models", "Pull, list, inspect and profile models."),
-    "demo": Subcommand("headrace.cli.demo", "demo", "Watch the scheduler at work in the simulator."),
+    "demo": Subcommand("headrace.cli.demo", "demo", "Watch the scheduler at work, or a reply survive its processes."),
     "simulate": Subcommand("headrace.cli.simulate", "simulate", "Run a scenario under the virtual clock."),
     "plan": Subcommand("headrace.cli.plan", "plan", "Turn a profile and a load into replicas, cost and headroom."),
     "doctor": Subcommand("headrace.cli.doctor", "doctor", "What this machine has, and what is chosen for it."),
-    "bench": Subcommand("headrace.cli.bench", "bench", "Measure batching, the scheduler, the engine and its kernels."),
+    "bench": Subcommand("headrace.cli.bench", "bench", "Measure a server, batching, scheduler, engine and kernels."),
     "gateway": Subcommand("headrace.cli.gateway", "gateway", "The gateway's process, as `serve` starts it.", True),
     "worker": Subcommand("headrace.cli.worker", "worker", "The process of one replica, as `serve` starts it.", True),
 }

@@ -16,6 +16,7 @@ import typer
 
 from headrace.cli.console import as_text, note, print_json
 from headrace.cli.profile.command import profile
+from headrace.core.errors import NotFound
 
 if TYPE_CHECKING:
     from headrace.weights.catalogue import KnownModel
@@ -127,7 +128,10 @@ def find_or_fetch(name: str) -> Path:
     if name in KNOWN_MODELS and name not in {manifest.name for manifest in store.models()}:
         note(f"fetching {KNOWN_MODELS[name].description}")
         return _pull(KNOWN_MODELS[name]).path
-    return store.resolve(name)
+    try:
+        return store.resolve(name)
+    except NotFound as error:
+        raise NotFound(f"{error.message}; headrace models list shows what is here") from None
 
 
 def _pull(model: KnownModel, *, verify: bool = False) -> Pulled:

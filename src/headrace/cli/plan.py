@@ -24,6 +24,9 @@ from headrace.sim.planner import Cost, Load, PlanReport, ReplicaPlan, Throughput
 from headrace.sim.profile import Targets, load_profile
 from headrace.sim.scenario import read_document
 
+# Of what replicas can do: the closer to all of it, the longer every queue, and the less a mean says.
+_SATURATED = 0.95
+
 _Text = str | None
 TokensPerS = Annotated[_Text, typer.Option(help="Measured tokens/s of one GPU.")]
 CountOption = Annotated[_Text, typer.Option("--count", help="What those tokens are: both (default) or output.")]
@@ -174,6 +177,9 @@ def _print(report: PlanReport, as_json: bool) -> None:
     Console().print(table)
     for line in report.lines:
         print(f"  {line}")
+    if report.utilisation.value > _SATURATED:
+        share = show_percent(report.utilisation.value)
+        print(f"This plan does not hold: at {share} of what there is, queues grow with every burst. Give --headroom.")
 
 
 def _rows(report: PlanReport) -> list[tuple[str, str]]:
@@ -215,7 +221,7 @@ def _replica_rows(replica: ReplicaPlan | None) -> list[tuple[str, str]]:
     rows = [
         (
             "at saturation",
-            f"{show(full.decode_rows)} rows, step {show_ms(full.step_s)}; limit: {replica.saturated.limit}",
+            f"{show(full.decode_rows)} rows, step {_time(full.step_s)}; limit: {replica.saturated.limit}",
         )
     ]
     if replica.planned is not None:
@@ -223,14 +229,21 @@ def _replica_rows(replica: ReplicaPlan | None) -> list[tuple[str, str]]:
         rows += [
             (
                 "as planned",
-                f"{show(at.decode_rows)} rows, step {show_ms(at.step_s)}, busy {show_percent(at.busy_share)}",
+                f"{show(at.decode_rows)} rows, step {_time(at.step_s)}, busy {show_percent(at.busy_share)}",
             ),
-            ("inter-token time", show_ms(at.itl_s)),
-            ("TTFT", f"{show_ms(at.ttft_s)} mean, {show_ms(at.long_ttft_s)} for long prompts"),
+            ("inter-token time", _time(at.itl_s)),
+            ("TTFT", f"{_time(at.ttft_s)} mean, {_time(at.long_ttft_s)} for long prompts"),
         ]
     if replica.split is not None:
         rows.append(("split prefill/decode", "pays" if replica.split.pays else "does not pay"))
     return rows
+
+
+def _time(seconds: float) -> str:
+    """In the unit a person would say it in."""
+    if seconds < 1.0:
+        return show_ms(seconds)
+    return f"{show(seconds)} s" if seconds < 120.0 else f"{show(seconds / 60)} min"
 
 
 def _number(quantity: Quantity) -> str:

@@ -24,10 +24,10 @@ import msgspec
 import typer
 from msgspec.structs import replace
 
-from headrace.cli.announcement import LoadingLines, curl_line, reachable_at, ready_lines, served_models
+from headrace.cli.announcement import LoadingLines, curl_line, exposure, reachable_at, ready_lines, served_models
 from headrace.cli.configuration import Flags, resolve_config
 from headrace.cli.console import as_text
-from headrace.cli.keys import VARIABLE, LocalKey, local_key, with_local_tenant
+from headrace.cli.keys import CLIENT_VARIABLE, VARIABLE, LocalKey, local_key, with_local_tenant
 from headrace.cli.models import data_folder, find_or_fetch
 from headrace.cluster.local import Command, LocalProcesses
 from headrace.control.child import Child
@@ -189,7 +189,8 @@ class Server:
         models = enumerate(self.config.models)
         self.workers = [self._worker(place, model, index) for place, model in models for index in range(model.workers)]
         loading = LoadingLines(self.lines.put, self.clock)
-        environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+        keys = (VARIABLE, CLIENT_VARIABLE)
+        environment = {name: value for name, value in os.environ.items() if name not in keys}
         supervisor = Supervisor(
             [self._gateway(index) for index in range(self.config.gateway.processes)],
             self.workers,
@@ -288,6 +289,8 @@ class Server:
         cards = [child.beat.card for child in self.workers if child.beat is not None]
         models = served_models(self.config.models, cards)
         seconds = time.perf_counter() - self.started_s
+        if remark := exposure(self.config.gateway):
+            self.lines.put(remark)
         if self.as_json:
             document = {
                 "url": address.url,

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import msgspec
+from setproctitle import setproctitle
 
 from headrace.core.errors import HeadraceError
 from headrace.text.limited_wire import BATCH, Answer, Confinement, Job, receive_frame, send_frame
@@ -102,6 +103,7 @@ def serve(channel: socket.socket, limits: Confinement) -> None:
 
 def main() -> None:
     limits = msgspec.json.decode(sys.argv[1], type=Confinement)
+    setproctitle("headrace: limited")
     confine(limits)
     channel = socket.socket(fileno=os.dup(0))
     # What a library prints or reads must not reach the channel.

@@ -10,7 +10,7 @@ import pytest
 from headrace.cli import chat as chat_module
 from headrace.cli import main as cli
 from headrace.cli.chat_client import ChatClient, Message, ServerError
-from headrace.cli.keys import VARIABLE
+from headrace.cli.keys import CLIENT_VARIABLE, VARIABLE
 from headrace.core.errors import InvalidInput
 from tests.unit.cli.chat_server import DONE, ChatServer, chat_server, delta
 
@@ -129,6 +129,7 @@ def test_the_key_is_found_where_serve_keeps_it(
     monkeypatch: pytest.MonkeyPatch, server: ChatServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(CLIENT_VARIABLE, raising=False)
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
     with pytest.raises(SystemExit) as ended:
         cli.main(["chat", "q", "--url", server.url])
@@ -138,3 +139,9 @@ def test_the_key_is_found_where_serve_keeps_it(
     with pytest.raises(SystemExit) as ended:
         cli.main(["chat", "q", "--url", server.url])
     assert server.asked[0][1]["Authorization"] == "Bearer from-the-file"
+    for variable in (VARIABLE, CLIENT_VARIABLE):
+        monkeypatch.setenv(variable, f"from-{variable}")
+        server.stream(DONE)
+        with pytest.raises(SystemExit):
+            cli.main(["chat", "q", "--url", server.url])
+        assert server.asked[-1][1]["Authorization"] == f"Bearer from-{variable}"

@@ -1,12 +1,22 @@
 """The configuration file and the flags over it: strict, in one line, with the file's name."""
 
+import re
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 
 from headrace.cli import main as cli
 from headrace.cli.configuration import Flags, parse_model, read_config, resolve_config
-from headrace.core.config import Config, ModelConfig
+from headrace.core.config import (
+    PROMISES,
+    Config,
+    CostProfile,
+    FakeConfig,
+    GatewayConfig,
+    ModelConfig,
+    TenantEntry,
+)
 from headrace.core.errors import InvalidInput
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "headrace.toml"
@@ -33,6 +43,13 @@ def test_the_example_says_what_the_defaults_are() -> None:
     config = resolve_config(EXAMPLE, Flags())
     assert (config.gateway, config.engine) == (Config().gateway, Config().engine)
     assert [tenant.name for tenant in config.tenants] == ["acme", "bulk"]
+
+
+@pytest.mark.parametrize("section", [GatewayConfig, ModelConfig, FakeConfig, CostProfile, TenantEntry])
+def test_the_example_names_everything_that_can_be_set(section: type[Struct]) -> None:
+    text = EXAMPLE.read_text()
+    for name in (*section.__struct_fields__, *PROMISES, "inject"):
+        assert re.search(rf"^(# )?(\[+[a-z.]*\b{name}\b|{name} = )", text, re.MULTILINE), name
 
 
 def test_flags_go_over_the_file(tmp_path: Path) -> None:

@@ -88,6 +88,15 @@ def test_a_profile_with_targets_and_price(command: Command, profile: str) -> Non
     assert code == 0 and "split prefill/decode" in out
 
 
+def test_a_plan_without_slack_is_called_one_that_does_not_hold(command: Command, profile: str) -> None:
+    lengths = ["--profile", profile, "--prompt", "100", "--output", "200"]
+    rate = str(command.report(*lengths, "--rate", "1")["sustained_rate_per_s_per_replica"]["value"] * 0.999)
+    _, full, _ = command.run(*lengths, "--rate", rate)
+    assert "This plan does not hold" in full and " s mean" in full.replace("ms mean", "")
+    _, spare, _ = command.run(*lengths, "--rate", rate, "--headroom", "50%")
+    assert "does not hold" not in spare and "ms mean" in spare
+
+
 def test_flags_go_before_the_profile(command: Command, profile: str) -> None:
     asked = ["--profile", profile, "--prompt", "100", "--output", "100", "--rate", "100"]
     assert command.report(*asked, "--slots", "8")["replicas"] > command.report(*asked)["replicas"]

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from headrace.cli import main as cli
-from headrace.cli.announcement import LoadingLines, curl_line, reachable_at, ready_lines, served_models
+from headrace.cli.announcement import (
+    LoadingLines,
+    chat_line,
+    curl_line,
+    exposure,
+    reachable_at,
+    ready_lines,
+    served_models,
+)
 from headrace.cli.keys import LocalKey
 from headrace.cli.serve import bind, check_tls
 from headrace.core.config import GatewayConfig, ModelConfig
@@ -70,7 +78,8 @@ def test_files_that_are_no_model_start_no_process(tmp_path: Path, capsys: pytest
     broken.write_bytes(broken.read_bytes()[:100])
     assert exit_code("--model", str(broken), "--port", "0") == 1
     assert exit_code("--model", str(tmp_path / "none.gguf"), "--port", "0") == 1
-    assert capsys.readouterr().err.count("error: ") == 2
+    error = capsys.readouterr().err
+    assert error.count("error: ") == 2 and error.count("headrace models list") == 1
     assert not (tmp_path / "home" / "run").exists()
 
 
@@ -109,6 +118,24 @@ def test_the_curl_line_is_one_that_a_shell_understands_and_hides_the_key() -> No
     assert words[:5] == ["curl", "-N", "--cacert", "a b.pem", "https://127.0.0.1:1/v1/chat/completions"]
     assert json.loads(words[-1])["model"] == "it's" and json.loads(words[-1])["stream"] is True
     assert KEY.key not in line and "Authorization: Bearer $(cat /home/me/key)" in words
+
+
+@pytest.mark.parametrize(
+    ("gateway", "port", "line"),
+    [
+        (GatewayConfig(), 8080, "headrace chat"),
+        (GatewayConfig(), 8081, "headrace chat --url http://127.0.0.1:8081"),
+        (GatewayConfig(tls_cert="a b.pem"), 1, "headrace chat --url https://127.0.0.1:1 --cacert 'a b.pem'"),
+    ],
+)
+def test_the_chat_line_says_where(gateway: GatewayConfig, port: int, line: str) -> None:
+    assert chat_line(reachable_at(gateway, port)) == line
+
+
+def test_plain_http_on_all_interfaces_is_remarked_on() -> None:
+    assert exposure(GatewayConfig()) is None and exposure(GatewayConfig(host="::", tls_cert="c", tls_key="k")) is None
+    told = exposure(GatewayConfig(host="0.0.0.0"))
+    assert told is not None and "all interfaces in plain HTTP" in told
 
 
 def test_what_is_said_when_it_is_up_shows_the_key_to_a_person_only() -> None:

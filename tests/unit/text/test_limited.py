@@ -170,5 +170,7 @@ def test_a_child_knows_no_secret_and_has_its_limits(monkeypatch: pytest.MonkeyPa
         (pid,) = pool.pids
         with open(f"/proc/{pid}/environ", "rb") as environment:
             assert b"a-secret" not in environment.read()
+        with open(f"/proc/{pid}/cmdline", "rb") as title:
+            assert title.read().rstrip(b"\0") == b"headrace: limited"
         assert resource.prlimit(pid, resource.RLIMIT_AS) == (300 << 20, 300 << 20)
         assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0) + 7

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from headrace.cli.console import as_text, check_finite, picture_target, print_json
-from headrace.cli.keys import VARIABLE
+from headrace.cli.console import as_text, check_finite, note, picture_target, print_json
+from headrace.cli.keys import CLIENT_VARIABLE, VARIABLE
 from headrace.cli.load import options
 from headrace.core.errors import InvalidInput
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headrace.cli.load.plan import LoadPlan, TenantLoad
 
 _NUMBERS = (
-    "rate", "think", "duration", "warmup", "disconnect", "timeout", "timeout_s", "temperature", "patience_s",
+    "rate", "think", "duration", "warmup", "disconnect", "timeout", "timeout_s", "temperature", "patience_s", "wait_s",
 )  # fmt: skip
 
 
@@ -57,7 +57,8 @@ def serve(
     pid: options.Pid = None,
     connections: options.Connections = 20_000,
     patience_s: options.PatienceS = 600,
-    ca: options.Ca = None,
+    wait_s: options.WaitS = 15.0,
+    cacert: options.CaCert = None,
     seed: options.Seed = 0,
     picture: options.Picture = None,
     as_json: options.AsJson = False,
@@ -87,7 +88,7 @@ def _settings(flags: options.Flags) -> Settings:
     from headrace.cli.load.http import parse_url
     from headrace.cli.load.measure import Settings
 
-    endpoint = parse_url(flags.url, None if flags.ca is None else str(flags.ca))
+    endpoint = parse_url(flags.url, None if flags.cacert is None else str(flags.cacert))
     return Settings(
         endpoint=endpoint,
         plan=load_plan(flags, endpoint),
@@ -103,6 +104,7 @@ def _settings(flags: options.Flags) -> Settings:
         eos_ids=tuple(flags.eos or ()),
         slo=None if flags.slo is None else parse_slo(flags.slo),
         patience_s=flags.patience_s,
+        wait_s=flags.wait_s,
         connections=flags.connections,
         pids=tuple(flags.pid or ()),
         extra=_extra(flags.extra),
@@ -162,7 +164,7 @@ def find_key(given: str | None, endpoint: Endpoint) -> str | None:
         given = os.environ.get(given[4:])
         if given is None:
             raise InvalidInput("the variable that --key names is not set", param="--key")
-    given = given or os.environ.get(options.KEY_NAME)
+    given = given or os.environ.get(CLIENT_VARIABLE)
     if given is None and endpoint.is_local:
         given = os.environ.get(VARIABLE) or _local_key()
     if given is not None and not (given.isascii() and given.isprintable()):
@@ -195,7 +197,7 @@ def _measured(settings: Settings) -> Measured:
     from headrace.cli.load.progress import LiveProgress
 
     with LiveProgress() as progress:
-        return uvloop.run(measure(settings, progress.show))
+        return uvloop.run(measure(settings, progress.show, note))
 
 
 def _show(measured: Measured, settings: Settings, target: Path | None, *, as_json: bool) -> None:

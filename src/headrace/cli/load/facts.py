@@ -20,6 +20,16 @@ class Facts(Struct, frozen=True):
     tokens_per_word: float
 
 
+async def is_ready(pool: Pool, endpoint: Endpoint, timeout_s: float) -> bool:
+    """Not while nobody listens or answers, or the server says that it starts. One that knows no /ready is."""
+    try:
+        status, _ = await fetch(pool, endpoint.head("GET", "/ready", None), timeout_s)
+    except HeadraceError as error:
+        # Who is not vouched for now will not be later.
+        return "SSL" in error.message
+    return status != 503
+
+
 async def ask_facts(pool: Pool, endpoint: Endpoint, key: str | None, model: str) -> Facts:
     """Raises HeadraceError when nobody answers, and InvalidInput when the server refuses the key."""
     status, body = await fetch(pool, endpoint.head("GET", "/v1/models", key))

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from headrace.cli.load.drive import Count, RunRecord
 from headrace.cli.load.outcome import Outcome, State
-from headrace.cli.load.plan import LoadPlan
+from headrace.cli.load.plan import LoadPlan, TenantLoad
 from headrace.cli.load.process import is_gateway
 from headrace.core.errors import InvalidInput
+from headrace.sim.arrivals import Together
 
 FloatArray = NDArray[np.float64]
 # Ends that a server which keeps its promises never causes.
@@ -61,6 +62,8 @@ class Figures(Struct, frozen=True):
     service_s: Percentiles | None
     good_share: float | None
     goodput_per_s: float | None
+    # Of arrivals at times fixed in advance: requests by the time in which they came, without that of the last replies.
+    offered_per_s: float | None = None
 
 
 class ProcessFigures(Struct, frozen=True):
@@ -135,8 +138,11 @@ def figures_of(record: RunRecord, plan: LoadPlan, slo: Slo | None, *, streamed: 
         seconds=seconds,
         frames=frames,
         frames_per_s=frames / seconds,
-        overall=summarise(counted, seconds, slo),
-        tenants={name: summarise(theirs, seconds, slo) for name, theirs in by_tenant.items()},
+        overall=summarise(counted, seconds, slo, _arrival_s(counted, plan.tenants, plan)),
+        tenants={
+            load.name: summarise(theirs, seconds, slo, _arrival_s(theirs, (load,), plan))
+            for load, theirs in zip(plan.tenants, by_tenant.values(), strict=True)
+        },
         processes=processes,
         gateway=gateways[0] if len(gateways) == 1 else None,
         client=_client(record, seconds, frames),
@@ -149,7 +155,7 @@ def is_without_end(outcome: Outcome) -> bool:
     return outcome.state is None or outcome.state in _NO_ENDS or bool(outcome.violation)
 
 
-def summarise(outcomes: Sequence[Outcome], seconds: float, slo: Slo | None) -> Figures:
+def summarise(outcomes: Sequence[Outcome], seconds: float, slo: Slo | None, arrival_s: float | None = None) -> Figures:
     finished = [outcome for outcome in outcomes if outcome.state is State.FINISHED]
     judged = [outcome for outcome in outcomes if outcome.state not in (State.LEFT, State.TIMED_OUT)]
     good = None if slo is None else sum(_is_good(outcome, slo) for outcome in finished)
@@ -168,7 +174,18 @@ def summarise(outcomes: Sequence[Outcome], seconds: float, slo: Slo | None) -> F
         service_s=percentiles(o.ended_s - o.sent_s for o in finished if o.sent_s is not None and o.ended_s is not None),
         good_share=None if good is None or not judged else good / len(judged),
         goodput_per_s=None if good is None else good / seconds,
+        offered_per_s=None if arrival_s is None else len(outcomes) / arrival_s,
     )
+
+
+def _arrival_s(outcomes: Iterable[Outcome], loads: Iterable[TenantLoad], plan: LoadPlan) -> float | None:
+    """In how much time they came; None where that follows from the replies, or where all came at once."""
+    if any(load.is_closed or isinstance(load.arrivals, Together) for load in loads):
+        return None
+    if plan.duration_s is not None and all(load.requests is None and load.trace is None for load in loads):
+        return plan.duration_s
+    last_s = max((outcome.shot.at_s for outcome in outcomes), default=0.0) - plan.warmup_s
+    return last_s if last_s > 0 else None
 
 
 def gaps(outcomes: Iterable[Outcome]) -> FloatArray:

@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 from headrace import __version__
 from headrace.cli.load.check import TruthReport, Vocabulary, check_truth
 from headrace.cli.load.drive import Driver, RunRecord
-from headrace.cli.load.facts import Facts, ask_facts, need_vocabulary
+from headrace.cli.load.facts import Facts, ask_facts, is_ready, need_vocabulary
 from headrace.cli.load.figures import RunFigures, Slo, figures_of
 from headrace.cli.load.http import Endpoint, Pool
 from headrace.cli.load.plan import LoadPlan
@@ -25,6 +25,9 @@ from headrace.cli.load.wording import Asked, Wording
 from headrace.core.errors import HeadraceError
 
 _PROGRESS_S = 0.5
+_AGAIN_S = 0.2
+# A server that starts may take a connection long before it answers.
+_ANSWER_S = 1.0
 
 # Called now and then with what the run is called and the run.
 Progress = Callable[[str, Driver], None]
@@ -48,6 +51,8 @@ class Settings(Struct, frozen=True):
     eos_ids: tuple[int, ...] = ()
     slo: Slo | None = None
     patience_s: float = 600.0
+    # For a server that is only starting.
+    wait_s: float = 15.0
     connections: int = 20_000
     pids: tuple[int, ...] = ()
     extra: dict[str, object] = {}
@@ -85,10 +90,11 @@ class Measured(NamedTuple):
     records: list[RunRecord]
 
 
-async def measure(settings: Settings, progress: Progress) -> Measured:
+async def measure(settings: Settings, progress: Progress, tell: Callable[[str], None]) -> Measured:
+    """`tell` is given remarks for a person."""
     busy = os.getloadavg()[0]
     _allow_descriptors(settings.connections)
-    facts = await _facts(settings)
+    facts = await _facts(settings, tell)
     asked = _asked(settings, facts)
     pids = settings.pids or tuple(server_pids(settings.endpoint.port))
     runs, records, truths = [], [], []
@@ -128,10 +134,11 @@ async def measure(settings: Settings, progress: Progress) -> Measured:
     return Measured(report, records)
 
 
-async def _facts(settings: Settings) -> Facts:
+async def _facts(settings: Settings, tell: Callable[[str], None]) -> Facts:
     pool = Pool(asyncio.get_running_loop(), settings.endpoint)
     await pool.start()
     try:
+        await _wait(settings, pool, tell)
         return await ask_facts(pool, settings.endpoint, settings.plan.tenants[0].key, settings.model)
     except HeadraceError as error:
         if "no connection" not in error.message:
@@ -139,6 +146,17 @@ async def _facts(settings: Settings) -> Facts:
         raise HeadraceError(f"{settings.endpoint.authority}: {error.message}; is the server running?") from None
     finally:
         await pool.close()
+
+
+async def _wait(settings: Settings, pool: Pool, tell: Callable[[str], None]) -> None:
+    """Until the server is ready. One that is not after its time is asked all the same, and what it says then counts."""
+    loop, is_told = asyncio.get_running_loop(), False
+    until_s = loop.time() + settings.wait_s
+    while (left_s := until_s - loop.time()) > 0 and not await is_ready(pool, settings.endpoint, min(left_s, _ANSWER_S)):
+        if not is_told:
+            tell(f"waiting for {settings.endpoint.authority}, up to {settings.wait_s:g} s")
+            is_told = True
+        await asyncio.sleep(_AGAIN_S)
 
 
 async def _run(

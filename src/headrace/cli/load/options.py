@@ -5,13 +5,15 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from headrace.cli.keys import CLIENT_VARIABLE
+
 DURATION_S = 10.0
 USERS = 8
-KEY_NAME = "HEADRACE_API_KEY"
 
 Url = Annotated[str, typer.Option(help="Where the server is.")]
 Key = Annotated[
-    str | None, typer.Option(help=f"env:NAME reads a variable. [default: {KEY_NAME}, or this install's local key]")
+    str | None,
+    typer.Option(help=f"env:NAME reads a variable. [default: {CLIENT_VARIABLE}, or this install's local key]"),
 ]
 Model = Annotated[str, typer.Option("--model", "-m", help="Default: the first one listed.")]
 Api = Annotated[str, typer.Option(help="chat or completions.")]
@@ -51,7 +53,8 @@ Extra = Annotated[str, typer.Option(help="A JSON object added to every request."
 Pid = Annotated[list[int] | None, typer.Option(min=1, help="Processes to watch. Default: who listens there.")]
 Connections = Annotated[int, typer.Option(min=1, max=60_000, help="Most connections at once.")]
 PatienceS = Annotated[float, typer.Option(min=0.1, max=86_400, help="A request without end by then hangs.")]
-Ca = Annotated[Path | None, typer.Option(help="Certificate authority of an https server.")]
+WaitS = Annotated[float, typer.Option(min=0, max=3600, help="How long to wait for a server that starts.")]
+CaCert = Annotated[Path | None, typer.Option("--cacert", "--ca", help="Trust this certificate (PEM), for https.")]
 Seed = Annotated[int, typer.Option(min=0)]
 Picture = Annotated[Path | None, typer.Option(help="Draw the latencies there.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
@@ -93,7 +96,8 @@ class Flags(NamedTuple):
     pid: list[int] | None
     connections: int
     patience_s: float
-    ca: Path | None
+    wait_s: float
+    cacert: Path | None
     seed: int
     picture: Path | None
     as_json: bool

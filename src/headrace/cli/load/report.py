@@ -93,8 +93,11 @@ def _latencies(run: RunFigures) -> Table:
 
 
 def _speeds(figures: Figures) -> str:
+    rate = f"{figures.finished_per_s:,.1f} requests/s"
+    if figures.offered_per_s is not None:
+        rate = f"{figures.offered_per_s:,.1f} requests/s offered, {figures.finished_per_s:,.1f}/s until the last reply's end"
     parts = [
-        f"{figures.finished_per_s:,.1f} requests/s",
+        rate,
         f"{figures.output_tokens_per_s:,.0f} output tokens/s",
         f"{figures.prompt_tokens_per_s:,.0f} prompt tokens/s",
         ", ".join(f"{count:,} {state}" for state, count in sorted(figures.states.items())),
@@ -109,11 +112,10 @@ def _speeds(figures: Figures) -> str:
 
 def _processes(processes: list[ProcessFigures]) -> Table:
     table = Table(title="processes of the server, while counted; before → after the run", title_justify="left")
-    table.add_column("process", overflow="ellipsis", no_wrap=True)
-    # Widths of their own: a terminal that is too narrow cuts names, not numbers.
-    columns = (("CPU s", 6), ("requests\n/ CPU s", 8), ("frames\n/ CPU s", 8), ("RSS MiB", 9), ("descriptors", 11))
-    for name, width in columns:
-        table.add_column(name, justify="right", no_wrap=True, min_width=width)
+    # Only this one wraps: a terminal that is too narrow breaks names, not numbers.
+    table.add_column("process", overflow="fold")
+    for name in ("CPU s", "requests\n/ CPU s", "frames\n/ CPU s", "RSS MiB", "descriptors"):
+        table.add_column(name, justify="right", no_wrap=True)
     for process in processes:
         rss = " → ".join(f"{size / 2**20:,.0f}" for size in process.rss_bytes)
         rates = (process.requests_per_cpu_s, process.frames_per_cpu_s)

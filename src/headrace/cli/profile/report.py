@@ -86,4 +86,4 @@ def _short(seconds: float) -> str:
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-12:.3g} ps"
+    return f"{seconds / 1e-12:.3g} ps" if seconds else "0 s"

@@ -85,6 +85,7 @@ def sweep(engine: Engine, clock: Clock, config: EngineConfig, setting: SweepSett
         found.prompts.append(point)
         found.seen += chunks
     for context in contexts(found.prompts, config.slots, room, setting):
+        told = len(found.notes)
         for count in reversed(_rows_worth(found, rows, context, setting.patience_s)):
             progress(len(found.prompts) + len(found.decode), most, f"{count} rows behind {context:,} tokens")
             measured = bench.decode(count, context)
@@ -93,6 +94,8 @@ def sweep(engine: Engine, clock: Clock, config: EngineConfig, setting: SweepSett
                 continue
             found.decode.append(measured)
             found.seen.append((Work(0, count, measured.kv_tokens, 0), measured.itl_p50_s))
+        # Measured from the most rows down, told from the fewest up.
+        found.notes[told:] = reversed(found.notes[told:])
     if not found.decode:
         raise InvalidInput("KV memory does not hold one sequence for as long as it takes to time it", param="model")
     found.decode.sort(key=lambda point: (point.prompt_tokens, point.rows))

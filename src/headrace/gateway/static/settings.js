@@ -15,7 +15,7 @@ export class Settings {
     for (const input of [this.#model, ...FIELDS.map(field)]) {
       input.addEventListener("change", () => sessionStorage.setItem(`headrace.${input.id}`, input.value));
     }
-    for (const name of FIELDS) field(name).value = sessionStorage.getItem(`headrace.${name}`) ?? "";
+    for (const name of FIELDS) field(name).value = sessionStorage.getItem(`headrace.${name}`) ?? field(name).defaultValue;
   }
 
   get isOpen() {

@@ -10,6 +10,7 @@ from headrace.cli.load.outcome import Outcome, State
 from headrace.cli.load.plan import Shot
 from headrace.cli.load.process import Usage
 from headrace.core.errors import InvalidInput
+from headrace.sim.arrivals import Poisson, Together
 from tests.unit.cli.load.stub import plan
 
 pytestmark = pytest.mark.unit
@@ -61,6 +62,14 @@ def test_errors_are_counted_by_status_and_code() -> None:
     assert figures.errors == {"503 queue_full": 1, "200 runner_failed": 1}
     assert figures.states == {"refused": 1, "failed": 1, "finished": 1}
     assert figures.finished_per_s == 1.0
+
+
+def test_what_was_offered_is_by_the_time_of_the_arrivals() -> None:
+    record = RunRecord(99.0, [outcome(0, [100.2]), outcome(1, [109.0])], Count(100.0), Count(109.0), {}, {}, {}, 1, 1)
+    timed = figures_of(record, plan(Poisson(1.0), duration_s=4.0), None, streamed=True).overall
+    assert timed.offered_per_s == 0.5 and timed.finished_per_s == pytest.approx(2 / 9)
+    assert figures_of(record, plan(users=2, duration_s=4.0), None, streamed=True).overall.offered_per_s is None
+    assert figures_of(record, plan(Together(2)), None, streamed=True).overall.offered_per_s is None
 
 
 def test_cpu_is_that_of_the_counted_time() -> None:

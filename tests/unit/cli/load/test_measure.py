@@ -71,11 +71,15 @@ def test_one_document_with_every_figure(capsys: pytest.CaptureFixture[str], tmp_
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_tables_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_for_people(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     tenants = ("--tenant", "name=quiet,key=a,rate=200", "--tenant", "name=flood,key=b,together=20")
     with in_thread() as url:
         assert bench("--url", url, *tenants, "--requests", "10", "--warmup", "0", "--output", "5") == 0
     shown = capsys.readouterr().out
+    # Our own command line is longer than the terminal is wide; no number is cut for it.
+    assert "…" not in shown and "descriptors" in shown
+    assert "requests/s offered, " in shown
     assert "TTFT quiet" in shown and "TTFT flood" in shown and "ITL all" in shown
     assert "met     every request came to exactly one end" in shown
 
@@ -112,8 +116,31 @@ def test_a_broken_promise_fails_the_command(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_nobody_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench("--url", "http://127.0.0.1:1") == 1
+    assert bench("--url", "http://127.0.0.1:1", "--wait-s", "0") == 1
     assert capsys.readouterr().err.startswith("error: 127.0.0.1:1: no connection")
+
+
+def test_nobody_there_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench("--url", "http://127.0.0.1:1", "--wait-s", "0.3") == 1
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "waiting for 127.0.0.1:1, up to 0.3 s" and told[1].startswith("error: 127.0.0.1:1: no connection")
+    assert len(told) == 2
+
+
+def test_a_server_that_starts_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[str] = []
+
+    async def start_slowly(ask: Ask) -> None:
+        asked.append(ask.path)
+        if ask.path == "/ready" and len(asked) < 3:
+            ask.whole({"status": "starting"}, 503)
+        else:
+            await answer(ask)
+
+    with in_thread(start_slowly) as url:
+        assert bench("--url", url, "--together", "1", "--output", "5") == 0
+    assert asked[:4] == ["/ready", "/ready", "/ready", "/v1/models"]
+    assert capsys.readouterr().err.count("waiting for") == 1
 
 
 @pytest.mark.parametrize(

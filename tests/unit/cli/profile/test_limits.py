@@ -66,6 +66,10 @@ def test_ample_memory_is_said_with_what_it_could_hold() -> None:
     assert "would hold" not in memory_words(a_profile(memory=MemoryUse(1, 1, 16_000, 16, 4096, 4096)))
 
 
+def test_what_costs_nothing_has_a_usual_unit() -> None:
+    assert any("+ 0 s a chunk's token × its context" in line for line in sentences(a_profile(c_att_s=0.0)))
+
+
 def test_the_report_says_what_a_knee_is() -> None:
     told = sentences(a_profile(notes=("something was left out",)))
     assert KNEE_MEANS in told and told[-1] == "something was left out"

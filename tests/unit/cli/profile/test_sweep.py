@@ -69,6 +69,8 @@ def test_rows_whose_memory_does_not_fit_are_left_out_and_said() -> None:
     found, engine = found_by(blocks=32)
     rows = [point.rows for point in found.decode if point.prompt_tokens == 64]
     assert rows == [1, 2, 4]
+    told = [note.partition(" rows")[0] for note in found.notes if "rows behind 64 tokens" in note]
+    assert told == sorted(told, key=int) and told[0] == "8"
     assert any(note.startswith("8 rows behind 64 tokens") and "KV memory" in note for note in found.notes)
     assert engine.num_used_blocks == 0
 
