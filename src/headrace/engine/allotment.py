@@ -35,7 +35,8 @@ class Allotment:
         guaranteed one holds back only others of its kind.
         """
         state = self._state
-        self._serve_claimant(draft)
+        if self._claimant is not None:
+            self._serve(self._claimant, draft)
         if state.tenants.reserving:
             self._serve_reserved(draft)
         running = self._prefills_in_order(draft) if state.prefilling else []
@@ -48,31 +49,31 @@ class Allotment:
         borrowers: list[Lane] = []
         held = False
         while True:
-            lane = self._next_lane(passed, borrowers)
-            head = self._state.line.head(lane) if lane is not None else None
-            if running and (head is None or lane is None or self._order(running[0]) <= self._lane_order(lane, head)):
+            found = self._next(passed, borrowers)
+            if running and (found is None or self._order(running[0]) <= self._lane_order(*found)):
                 self._advance(running.pop(0), draft)
                 continue
-            if lane is None or head is None or not draft.budget.has_room:
+            if found is None or not draft.budget.has_room:
                 break
+            lane, head = found
             stays = held and head.guaranteed
             if stays or not self._admit(head, draft, lane):
                 aged = draft.now_s - head.arrival_s >= state.config.ageing_s
                 if aged and not head.guaranteed:
                     break
                 held = held or (aged and head.guaranteed)
-                self._state.line.set_aside(lane)
+                state.line.set_aside(lane)
                 passed.append(lane)
         for sequence in running:
             self._advance(sequence, draft)
-        if borrowers and not passed and self._state.line.first() is None:
+        if borrowers and not passed and state.line.first() is None:
             self._lend(borrowers, draft)
-        self._state.line.put_back(passed + borrowers)
+        state.line.put_back(passed + borrowers)
 
-    def _serve_claimant(self, draft: Draft) -> None:
+    def _serve(self, claimant: Sequence, draft: Draft) -> None:
         """What was taken for somebody goes to nobody else, least of all back to the victim."""
-        claimant, self._claimant = self._claimant, None
-        if claimant is not None and claimant.phase is Phase.WAITING:
+        self._claimant = None
+        if claimant.phase is Phase.WAITING:
             self._admit(claimant, draft, self._state.line.lane(claimant))
 
     def _serve_reserved(self, draft: Draft) -> None:
@@ -103,10 +104,10 @@ class Allotment:
         """By tier, then level; at equal level those who hold less, then the earliest deadline."""
         tenants = self._state.tenants
         tenant = sequence.tenant
-        return (-rank, float(tenants.level[tenant]), tenants.used_slots[tenant], sequence.ttft_at_s)
+        return (-rank, tenants.level.item(tenant), tenants.used_slots[tenant], sequence.ttft_at_s)
 
-    def _next_lane(self, passed: list[Lane], borrowers: list[Lane]) -> Lane | None:
-        """The first lane whose tenant is within its caps; the others are set aside to borrow, maybe."""
+    def _next(self, passed: list[Lane], borrowers: list[Lane]) -> tuple[Lane, Sequence] | None:
+        """The first lane whose tenant is within its caps, and its head; the others are set aside to borrow, maybe."""
         state = self._state
         if not state.line.count:
             return None
@@ -117,7 +118,7 @@ class Allotment:
         while (lane := state.line.first()) is not None:
             head = state.line.head(lane)
             if head is not None and state.tenants.within_cap(lane.tenant, 1, state.blocks_for(head.num_tokens)):
-                return lane
+                return lane, head
             state.line.set_aside(lane)
             borrowers.append(lane)
         return None
@@ -136,7 +137,7 @@ class Allotment:
         hits = state.find_hits(sequence)
         if not self._has_blocks(sequence, hits, draft.now_s, borrowing=borrowing):
             return False
-        if not self._slot_free() and not self._memory.claim_slot(sequence, draft.now_s):
+        if not state.table.num_free and not self._memory.claim_slot(sequence, draft.now_s):
             return False
         if state.num_preemptions != before:
             hits = state.find_hits(sequence)
@@ -152,15 +153,12 @@ class Allotment:
         self._advance(sequence, draft)
         return True
 
-    def _slot_free(self) -> bool:
-        return self._state.table.num_free > 0
-
     def _may_have_slot(self, sequence: Sequence, *, borrowing: bool) -> bool:
         """Reserved slots of others are lent to elastic sequences only: what is guaranteed cannot be taken back."""
         state = self._state
         if sequence.guaranteed and not state.tenants.may_guarantee_slot(sequence.tenant, state.config.slots):
             return False
-        return self._slot_free() or (not borrowing and self._memory.may_claim_slot(sequence))
+        return state.table.num_free > 0 or (not borrowing and self._memory.may_claim_slot(sequence))
 
     def _has_blocks(self, sequence: Sequence, hits: list[int], now_s: float, *, borrowing: bool) -> bool:
         """Are there blocks for all it knows beside its `hits`, after a claim if it has a right to one?"""
@@ -179,8 +177,10 @@ class Allotment:
 
     def _missing_blocks(self, sequence: Sequence, hits: list[int]) -> int:
         state = self._state
-        need = state.blocks_for(sequence.num_tokens) - len(hits) + state.pool.num_idle(hits)
-        if not sequence.guaranteed:
+        need = state.blocks_for(sequence.num_tokens)
+        if hits:
+            need += state.pool.num_idle(hits) - len(hits)
+        if state.table.num_running and not sequence.guaranteed:
             need += self._watermark(sequence)
         return need - state.pool.num_available
 
@@ -202,8 +202,6 @@ class Allotment:
         """
         state = self._state
         running = state.table.num_running
-        if running == 0:
-            return 0
         again = 0
         if sequence.preemptions:
             left = max(sequence.expected_output - len(sequence.outputs), float(state.config.block_size))
@@ -224,8 +222,8 @@ class Allotment:
         slot = sequence.slot
         if slot < 0:
             return
-        start = int(table.computed[slot])
-        pending = int(table.tokens[slot]) - start
+        start = table.computed.item(slot)
+        pending = table.tokens.item(slot) - start
         count = self._chunk(sequence, start, pending, draft)
         if not count:
             return

@@ -20,15 +20,11 @@ class BlockPool:
         # A ring through every block without references; index `total` is its head.
         self._next = [*range(1, total + 1), 0]
         self._previous = [total, *range(total)]
-        self._num_listed = total
+        # Blocks that `allocate` can hand out: free and cached ones.
+        self.num_available = total
         self._num_cached = 0
         # Blocks that became free (not cached) since they were last asked for.
         self._freed: list[int] = []
-
-    @property
-    def num_available(self) -> int:
-        """Blocks that `allocate` can hand out: free and cached ones."""
-        return self._num_listed
 
     @property
     def num_cached(self) -> int:
@@ -36,11 +32,11 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        return self._num_listed - self._num_cached
+        return self.num_available - self._num_cached
 
     @property
     def num_used(self) -> int:
-        return self.total - self._num_listed
+        return self.total - self.num_available
 
     def find(self, hashes: Sequence[bytes]) -> list[int]:
         """The blocks of the longest published prefix of `hashes`. Takes no reference."""
@@ -74,7 +70,7 @@ class BlockPool:
 
     def allocate(self, count: int) -> list[int]:
         """`count` blocks with one reference each; the caller has checked `num_available`."""
-        assert count <= self._num_listed, f"{count} blocks asked, {self._num_listed} available"
+        assert count <= self.num_available, f"{count} blocks asked, {self.num_available} available"
         taken: list[int] = []
         head, following, previous = self.total, self._next, self._previous
         references, hash_of = self._references, self._hash_of
@@ -88,7 +84,7 @@ class BlockPool:
             block = following[block]
         following[head] = block
         previous[block] = head
-        self._num_listed -= count
+        self.num_available -= count
         return taken
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -147,7 +143,7 @@ class BlockPool:
             assert len(listed) <= self.total, "the free list has a loop"
             before, block = block, self._next[block]
         assert self._previous[self.total] == before, "the free list is torn at its end"
-        assert len(listed) == self._num_listed, "the free list's length is wrong"
+        assert len(listed) == self.num_available, "the free list's length is wrong"
         assert all(expected[block] == 0 for block in listed), "a used block is in the free list"
         cached = sum(self._hash_of[block] is not None for block in listed)
         used = sum(count > 0 for count in expected)
@@ -166,7 +162,7 @@ class BlockPool:
         before, after = self._previous[block], self._next[block]
         self._next[before] = after
         self._previous[after] = before
-        self._num_listed -= 1
+        self.num_available -= 1
 
     def _link_after(self, before: int, block: int) -> None:
         after = self._next[before]
@@ -174,4 +170,4 @@ class BlockPool:
         self._previous[block] = before
         self._next[block] = after
         self._previous[after] = block
-        self._num_listed += 1
+        self.num_available += 1

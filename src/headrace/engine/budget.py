@@ -58,10 +58,11 @@ class StepBudget(Struct, eq=False):
             return 0
         spare_s = min(self.target_s, target_s or self.target_s) - self.predicted_s
         count = min(room, self.model.chunk_for(start, spare_s))
+        if count == pending:
+            return count
         least = min(room, -(-self.grain // self.multiple) * self.multiple)
         if count >= least:
-            whole = count - count % self.multiple
-            return count if count == pending or not whole else whole
+            return count - count % self.multiple or count
         if not self.owed:
             return 0
         if self.predicted_s + self.model.chunk_s(start, least) <= self.limit_s:

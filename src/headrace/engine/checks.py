@@ -30,10 +30,10 @@ def _check_slots(state: State) -> None:
         assert sequence.slot == slot and sequence.phase is Phase.RUNNING, f"slot {slot} holds a stranger"
         assert table.number[slot] == sequence.number, f"slot {slot} has another number"
         assert state.live.get(sequence.number) is sequence, f"slot {slot} holds a sequence that ended"
-        assert table.computed[slot] < table.tokens[slot] <= table.limit[slot], f"slot {slot} is past its limit"
+        assert table.computed[slot] < table.tokens[slot] < table.limit[slot], f"slot {slot} is past its limit"
         assert table.computed[slot] <= len(sequence.blocks) * state.config.block_size, f"slot {slot} overflows"
         assert (sequence.number in state.prefilling) != bool(table.decoding[slot]), f"slot {slot}: prefill or decode?"
-    assert occupied == table.num_running, "the free slots do not add up"
+    assert occupied == table.num_running == table.size - table.num_free, "the free slots do not add up"
     assert table.num_masked == int(np.count_nonzero(table.masked)), "masked slots do not add up"
 
 

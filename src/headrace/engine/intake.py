@@ -3,6 +3,8 @@
 What is submitted together is judged together, by the queue that it finds: its own siblings do not stand in its way.
 """
 
+from collections.abc import Iterable
+
 from headrace.core.errors import ContextLengthExceeded, DeadlineUnmeetable, InvalidInput, QueueFull
 from headrace.core.request import Admission, Request, check_sampling, check_times
 from headrace.engine.budget import QUEUE_PART
@@ -15,19 +17,22 @@ class Intake:
         self._state = state
         self._next_number = 0
 
-    def accept(self, requests: tuple[Request, ...], now_s: float) -> list[int]:
+    def accept(self, requests: Iterable[Request], now_s: float) -> list[int]:
         """Check, bound and file requests, all or none; returns their sequence numbers."""
         sequences: list[Sequence] = []
-        for request, checked in zip(requests, (None, *requests), strict=False):
+        checked: Request | None = None
+        for request in requests:
             limit = self._check(request, checked)
             sequences.append(self._make(request, self._next_number + len(sequences), limit, now_s))
+            checked = request
         self._bound_together(sequences)
         for sequence in sequences:
-            if not sequence.request.replay_ids:  # its client reads already: it was let in elsewhere
+            sequence.expected_wait_s = self._queued_s(sequence)
+            if not sequence.request.replay_ids:  # else its client reads already: it was let in elsewhere
                 self._bound(sequence)
         # Only the wait before the first was judged, so only that one's can bear it out.
-        for sequence in sequences[:1]:
-            sequence.expected_wait_s = self._queued_s(sequence)
+        for sequence in sequences[1:]:
+            sequence.expected_wait_s = 0.0
         for sequence in sequences:
             self._state.accept(sequence, now_s)
         self._next_number += len(sequences)
@@ -55,9 +60,10 @@ class Intake:
         limit = self._limit(request)
         if request.sampling.min_tokens > limit - num_prompt:
             raise InvalidInput("min_tokens exceeds max_tokens", param="min_tokens")
-        _check_ids(request.replay_ids, config.vocab_size, "replay_ids")
-        if num_prompt + len(request.replay_ids) >= limit:
-            raise InvalidInput("replay_ids leave nothing to generate", param="replay_ids")
+        if request.replay_ids:
+            _check_ids(request.replay_ids, config.vocab_size, "replay_ids")
+            if num_prompt + len(request.replay_ids) >= limit:
+                raise InvalidInput("replay_ids leave nothing to generate", param="replay_ids")
         self._check_pool(request, limit)
         return limit
 
@@ -78,8 +84,8 @@ class Intake:
     def _check_pool(self, request: Request, limit: int) -> None:
         """The last token is never computed, so it needs no cell."""
         config = self._state.config
-        need = self._state.blocks_for(limit - 1)
-        if need > config.blocks:
+        if limit - 1 > config.blocks * config.block_size:
+            need = self._state.blocks_for(limit - 1)
             raise InvalidInput(
                 f"the request may need {need} KV blocks; this engine has {config.blocks}", param="max_tokens"
             )
@@ -101,26 +107,23 @@ class Intake:
     def _make(self, request: Request, number: int, limit: int, now_s: float) -> Sequence:
         state = self._state
         tenant = state.tenants.index(request.tenant)
-        num_prompt = len(request.prompt_ids)
-        left = limit - num_prompt - len(request.replay_ids)
+        num_prompt, num_replayed = len(request.prompt_ids), len(request.replay_ids)
+        known = num_prompt + num_replayed
         expected = min(state.estimates.expected(request.tenant, num_prompt), float(limit - num_prompt))
-        known = num_prompt + len(request.replay_ids)
-        output = max(1.0, min(expected - len(request.replay_ids), float(left)))
+        output = max(1.0, expected - num_replayed)
         prompt_s = state.model.prompt_s(known)
-        sequence = Sequence(
+        return Sequence(
             number=number,
             request=request,
             tenant=tenant,
             arrival_s=now_s,
-            ttft_at_s=0.0,
+            ttft_at_s=now_s + state.ttft_s(request),
             limit=limit,
             expected_output=expected,
             prompt_s=prompt_s,
             work_s=prompt_s + self._decode_s(known, output),
             outputs=list(request.replay_ids),
         )
-        sequence.ttft_at_s = now_s + state.ttft_s(sequence)
-        return sequence
 
     def _decode_s(self, known: int, output: float) -> float:
         """Device-seconds of `output` tokens in a full engine, where as many rows as fit share each step's c0."""
@@ -133,16 +136,18 @@ class Intake:
     def _bound_together(self, sequences: list[Sequence]) -> None:
         """Refuse for good what is too much by itself, whatever the queue holds: no later try would fare better."""
         config = self._state.config
-        ahead_s = sum(sequence.work_s for sequence in sequences[:-1])
-        if len(sequences) > 1 and (ahead_s > config.max_queue_s or len(sequences) > config.max_waiting):
-            has_choices = any(sequence.request.choice for sequence in sequences)
-            raise InvalidInput(
-                f"{len(sequences)} sequences at once are too many: they are {ahead_s:.1f} s of work before the last one "
-                f"begins, and at most {config.max_queue_s:g} s may be queued",
-                param="n" if has_choices else "prompt",
-            )
+        if len(sequences) > 1:
+            ahead_s = sum(sequence.work_s for sequence in sequences[:-1])
+            if ahead_s > config.max_queue_s or len(sequences) > config.max_waiting:
+                has_choices = any(sequence.request.choice for sequence in sequences)
+                raise InvalidInput(
+                    f"{len(sequences)} sequences at once are too many: they are {ahead_s:.1f} s of work before the "
+                    f"last one begins, and at most {config.max_queue_s:g} s may be queued",
+                    param="n" if has_choices else "prompt",
+                )
         if self._state.line.count + len(sequences) > config.max_waiting:
-            raise QueueFull("too many sequences wait", retry_after_s=max(1.0, self.expected_wait_s(sequences[0])))
+            wait_s = self._borne_out(sequences[0], self._queued_s(sequences[0]))
+            raise QueueFull("too many sequences wait", retry_after_s=max(1.0, wait_s))
 
     def _bound(self, sequence: Sequence) -> None:
         """Refuse at once what would wait longer than it was promised, or than the queue may hold.
@@ -151,8 +156,8 @@ class Intake:
         """
         state = self._state
         config = state.config
-        wait_s = self.expected_wait_s(sequence)
-        most_s = min(config.max_queue_s, QUEUE_PART * state.ttft_s(sequence))
+        wait_s = self._borne_out(sequence, sequence.expected_wait_s)
+        most_s = min(config.max_queue_s, QUEUE_PART * state.ttft_s(sequence.request))
         if wait_s > most_s:
             raise QueueFull(
                 f"the wait is {wait_s:.1f} s for this tenant now and may be {most_s:.1f} s",
@@ -166,9 +171,9 @@ class Intake:
                 param="deadline_s",
             )
 
-    def expected_wait_s(self, sequence: Sequence) -> float:
+    def _borne_out(self, sequence: Sequence, wait_s: float) -> float:
         """How long a new sequence would wait, as far as its tenant's past waits have borne that out."""
-        return self._queued_s(sequence) * self._state.tenants.wait_bias[sequence.tenant]
+        return wait_s * self._state.tenants.wait_bias[sequence.tenant]
 
     def _queued_s(self, sequence: Sequence) -> float:
         """The tenant's own backlog at its share of the device, and a turn of everyone else who waits.

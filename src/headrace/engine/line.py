@@ -122,7 +122,7 @@ class WaitingLine:
         Not at the least level that waits, which a cap may hold down for ever.
         """
         last = self._last_served[tier]
-        return max(self._served_level[tier], float(self._tenants.level[last]) if last >= 0 else 0.0)
+        return max(self._served_level[tier], self._tenants.level.item(last) if last >= 0 else 0.0)
 
     def age(self, now_s: float) -> None:
         """Raise the lanes whose oldest has waited long enough."""
@@ -140,7 +140,7 @@ class WaitingLine:
 
     def first(self) -> Lane | None:
         """The lane to serve next; stays in the order until `set_aside`."""
-        aged = self._top(_AGED)
+        aged = self._top(_AGED) if self._orders[_AGED] else None
         for tier in _DOWNWARDS:
             found = self._top(tier) if self._orders[tier] else None
             if found is not None:
@@ -163,7 +163,7 @@ class WaitingLine:
             filed, _, arrival_s, entry, lane = order[0]
             if lane.count == 0 or lane.order != number or entry != lane.entry:
                 heappop(order)
-            elif filed != float(level[lane.tenant]):
+            elif filed != level.item(lane.tenant):
                 heappop(order)
                 self._file(lane, arrival_s)
             else:
@@ -234,7 +234,7 @@ class WaitingLine:
         """At equal level those who hold less come first, then those who came first."""
         self._entries += 1
         lane.entry = self._entries
-        level = float(self._tenants.level[lane.tenant])
+        level = self._tenants.level.item(lane.tenant)
         held = self._tenants.used_slots[lane.tenant]
         heappush(self._orders[lane.order], (level, held, arrival_s, lane.entry, lane))
 

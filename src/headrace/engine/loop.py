@@ -37,6 +37,7 @@ class Engine:
     def __init__(self, config: EngineConfig, runner: Runner, masks: MaskSource | None = None) -> None:
         check_engine(config)
         self._runner = runner
+        self._depth = runner.depth
         self._masks = masks
         self._state = State(config)
         self._intake = Intake(self._state)
@@ -55,7 +56,7 @@ class Engine:
 
     def submit_all(self, requests: Iterable[Request], now_s: float) -> list[int]:
         """Queue what belongs together, wholly or not at all; returns a sequence number for each."""
-        return self._intake.accept(tuple(requests), now_s)
+        return self._intake.accept(requests, now_s)
 
     def abort(self, number: int, now_s: float, *, used_tokens: int | None = None) -> bool:
         """End a sequence now, wherever it is. Of those emitted here, tokens past `used_tokens` are overrun."""
@@ -122,7 +123,7 @@ class Engine:
 
     def begin(self, now_s: float) -> bool:
         """Plan and launch one step if the pipeline has room. False when full or nothing can run."""
-        if len(self._flights) >= self._runner.depth or self._unsampled is not None:
+        if len(self._flights) >= self._depth or self._unsampled is not None:
             return False
         flight = self._launch(now_s)
         if flight is None:
@@ -162,8 +163,8 @@ class Engine:
         assert result is not None
         self._result = None
         frame = self._applier.apply(flight, result, now_s)
-        if self._masks is not None:
-            self._advance_masks(frame)
+        if self._masks is not None and self._state.num_masked_live:
+            self._advance_masks(self._masks, frame)
         self._sample_if_known()
         return self._with_ended(frame)
 
@@ -191,14 +192,11 @@ class Engine:
             return Masks(np.zeros(0, np.int32), np.zeros((0, 0), np.uint32))
         return self._masks.masks(alive, [flight.sequences[row].number for row in alive])
 
-    def _advance_masks(self, frame: StepFrame) -> None:
-        assert self._masks is not None
-        if not self._state.num_masked_live:
-            return
+    def _advance_masks(self, masks: MaskSource, frame: StepFrame) -> None:
         live = self._state.live
         for number, token in zip(frame.numbers.tolist(), frame.tokens.tolist(), strict=True):
             if number in live and live[number].request.sampling.masked:
-                self._masks.advance(number, token)
+                masks.advance(number, token)
 
     def _with_ended(self, frame: StepFrame) -> StepFrame:
         ended = self._state.ended
@@ -271,15 +269,16 @@ class Engine:
 
     def load(self) -> EngineLoad:
         state = self._state
+        table, pool = state.table, state.pool
         return EngineLoad(
             queue_s=state.queue_s,
             running_s=0.5 * state.running_s,
             waiting=state.line.count,
-            running=state.table.num_running,
-            free_slots=state.table.num_free,
-            free_blocks=state.pool.num_available,
-            used_blocks=state.pool.num_used,
-            total_blocks=state.pool.total,
+            running=table.num_running,
+            free_slots=table.num_free,
+            free_blocks=pool.num_available,
+            used_blocks=pool.num_used,
+            total_blocks=pool.total,
         )
 
     def phase_of(self, number: int) -> Phase:

@@ -16,6 +16,9 @@ from headrace.engine.state import State
 
 _NO_ROWS = StepFrame(-1)
 
+# Number, index, token and counters.
+LateRow = tuple[int, int, int, list[int]]
+
 
 class Applier:
     def __init__(self, state: State) -> None:
@@ -38,7 +41,7 @@ class Applier:
         scores = None if result.scores is None else _scores_of(flight, result.scores, sound)
         live = state.table.generation[flight.slots] == flight.generations
         for row, chunk in flight.chunks:
-            self._count_chunk(chunk, live=bool(live[row]), sound=bool(sound[row]), now_s=now_s)
+            self._count_chunk(chunk, live=live.item(row), sound=sound.item(row), now_s=now_s)
         good = live & sound
         odd = not every(good)
         if not flight.samples_all:
@@ -76,9 +79,10 @@ class Applier:
         indices, counters = table.append(slots, tokens)
         stopped = table.stopped(slots, tokens)
         if some(stopped):
-            stopped &= indices + 1 >= table.min_tokens[slots]
-            for slot in slots[stopped].tolist():
-                state.end(table.sequences[slot], Outcome.FINISHED, "stop", now_s)
+            for row in stopped.nonzero()[0].tolist():
+                sequence: Sequence = table.sequences[slots[row]]
+                if indices[row] + 1 >= sequence.request.sampling.min_tokens:
+                    state.end(sequence, Outcome.FINISHED, "stop", now_s)
         return StepFrame(flight.plan.step, numbers, indices, tokens, counters)
 
     def _apply_odd_rows(
@@ -86,7 +90,7 @@ class Applier:
     ) -> StepFrame:
         """Rows that failed, and rows whose sequence has left its slot since the launch."""
         state = self._state
-        late: list[tuple[Sequence, int]] = []
+        late: list[LateRow] = []
         for row in odd.nonzero()[0].tolist():
             sequence: Sequence = flight.sequences[row]
             if sequence.phase is Phase.ENDED:
@@ -98,9 +102,9 @@ class Applier:
                     status = RowStatus.FAILED
                 state.end(sequence, Outcome.FAILED, RowStatus.NAMES[status], now_s, RowStatus.WORDS[status])
             elif flight.plan.samples[row]:
-                token = int(result.tokens[row])
-                late.append((sequence, token))
+                token = result.tokens.item(row)
                 self._append_late(sequence, token, now_s)
+                late.append((sequence.number, len(sequence.outputs) - 1, token, sequence.counters))
         return _extended(frame, late) if late else frame
 
     def _append_late(self, sequence: Sequence, token: int, now_s: float) -> None:
@@ -138,10 +142,9 @@ def _scores_of(flight: Flight, scores: Scores, sound: BoolArray) -> Scores | Non
     return scores.take(np.array(entries, np.intp), np.array(owners, np.int64)) if entries else None
 
 
-def _extended(frame: StepFrame, late: list[tuple[Sequence, int]]) -> StepFrame:
+def _extended(frame: StepFrame, late: list[LateRow]) -> StepFrame:
     """The frame with the late rows after its own."""
-    rows = [(sequence.number, len(sequence.outputs) - 1, token, sequence.counters) for sequence, token in late]
-    numbers, indices, tokens, counters = zip(*rows, strict=True)
+    numbers, indices, tokens, counters = zip(*late, strict=True)
     return StepFrame(
         frame.step,
         extended(frame.numbers, numbers),

@@ -5,11 +5,13 @@ in order of service, as far as the step's time allows. There is no prefill mode 
 its launch is committed; one that was refused leaves nothing to take back but who was given slots and blocks for it.
 """
 
+import math
+
 import numpy as np
 
 from headrace.core.errors import RunnerFailed
 from headrace.core.event import Outcome
-from headrace.core.plan import BoolArray, IntArray, Plan, RowStatus, Work, measure_work
+from headrace.core.plan import BoolArray, IntArray, Plan, RowStatus, Work
 from headrace.engine.allotment import Allotment
 from headrace.engine.budget import StepBudget, longest_step_s, step_target_s
 from headrace.engine.draft import Chunk, DecodeRows, Draft, Flight, Growth, SlotArray, Tariff
@@ -17,10 +19,11 @@ from headrace.engine.line import Lane
 from headrace.engine.memory import Memory
 from headrace.engine.room import StepRoom
 from headrace.engine.sequence import Sequence
-from headrace.engine.slots import extended, some
+from headrace.engine.slots import every, extended, some
 from headrace.engine.state import State
 
 _NONE = np.zeros(0, np.int32)
+_ONE = np.array(1, np.int32)
 _NO_ROWS = DecodeRows(np.zeros(0, np.intp), _NONE, 0)
 
 
@@ -106,7 +109,7 @@ class Scheduler:
     def _decode_rows(self, now_s: float) -> DecodeRows:
         """Slots that have caught up and have a cell to write their next token to."""
         table = self._state.table
-        slots = table.decoding.nonzero()[0]
+        slots = table.decoding.nonzero()[0] if table.num_running else _NO_ROWS.slots
         if not len(slots):
             return _NO_ROWS
         starts = table.computed[slots]
@@ -171,10 +174,9 @@ class Scheduler:
         config = state.config
         rows = len(decode.slots)
         decode_s = model.c0_s + model.c_out_s * rows + model.c_kv_s * decode.kv_tokens
-        itl_s = state.table.shortest_itl_s() if rows else float("inf")
+        itl_s = state.table.shortest_itl_s() if rows else math.inf
         longest_s = longest_step_s(model, config.max_step_s)
         target_s = step_target_s(model, itl_s, state.ttft_targets.shortest_s(now_s), longest_s)
-        limit_s = longest_s if rows else float("inf")
         tokens = min(config.max_step_tokens, self.room.tokens) - rows
         return StepBudget(
             model,
@@ -182,9 +184,9 @@ class Scheduler:
             decode_s,
             tokens,
             config.block_size,
-            limit_s,
+            longest_s if rows else math.inf,
             rows,
-            decode_s if rows else float("inf"),
+            decode_s if rows else math.inf,
             multiple=config.part_tokens or 1,
         )
 
@@ -196,9 +198,9 @@ class Scheduler:
     def _assemble(self, decode: DecodeRows, draft: Draft) -> Flight:
         state = self._state
         chunks = draft.chunks
-        grown = [growth for growth in self._grown if growth.is_current()]
-        self._grown.clear()
-        slots, starts, counts, samples, work = self._rows(decode, chunks)
+        grown, self._grown = [growth for growth in self._grown if growth.is_current()], []
+        slots, starts, counts, samples = self._rows(decode, chunks)
+        work = _work(decode, chunks)
         freed = state.pool.take_freed()
         plan = Plan(
             step=self._step,
@@ -206,7 +208,7 @@ class Scheduler:
             starts=starts,
             counts=counts,
             samples=samples,
-            masked_rows=self._masked_rows(slots, samples),
+            masked_rows=self._masked_rows(slots, samples) if state.table.num_masked else _NONE,
             begun=tuple(draft.begun),
             grown_slots=np.array([growth.sequence.slot for growth in grown], np.int32) if grown else _NONE,
             grown_blocks=np.array([growth.block for growth in grown], np.int32) if grown else _NONE,
@@ -216,33 +218,29 @@ class Scheduler:
             budget_s=draft.budget.target_s,
         )
         rows = list(enumerate(chunks, len(decode.slots)))
-        samples_all = all(chunk.is_last for chunk in chunks)
         table, tariff = state.table, self._tariff(plan.predicted_s)
-        return Flight(plan, slots, table.sequences[slots], table.generation[slots], rows, samples_all, tariff)
+        return Flight(plan, slots, table.sequences[slots], table.generation[slots], rows, every(samples), tariff)
 
-    def _rows(self, decode: DecodeRows, chunks: list[Chunk]) -> tuple[SlotArray, IntArray, IntArray, BoolArray, Work]:
+    def _rows(self, decode: DecodeRows, chunks: list[Chunk]) -> tuple[SlotArray, IntArray, IntArray, BoolArray]:
         """Slots, starts, counts and who samples: decode rows first, then chunks."""
         num_decode = len(decode.slots)
         if not chunks:
-            work = Work(0, num_decode, decode.kv_tokens, 0)
-            return decode.slots, decode.starts, self._ones[:num_decode], self._yes[:num_decode], work
+            return decode.slots, decode.starts, self._ones[:num_decode], self._yes[:num_decode]
         rows = [(chunk.sequence.slot, chunk.start, chunk.count, chunk.is_last) for chunk in chunks]
-        more_slots, more_starts, more_counts, more_samples = zip(*rows, strict=True)
-        slots = extended(decode.slots, more_slots)
-        starts = extended(decode.starts, more_starts)
-        counts = extended(self._ones[:num_decode], more_counts)
-        samples = extended(self._yes[:num_decode], more_samples)
-        return slots, starts, counts, samples, measure_work(starts, counts)
+        slots, starts, counts, samples = zip(*rows, strict=True)
+        return (
+            extended(decode.slots, slots),
+            extended(decode.starts, starts),
+            extended(self._ones[:num_decode], counts),
+            extended(self._yes[:num_decode], samples),
+        )
 
     def _masked_rows(self, slots: SlotArray, samples: BoolArray) -> IntArray:
-        table = self._state.table
-        if not table.num_masked:
-            return _NONE
-        return np.flatnonzero(table.masked[slots] & samples).astype(np.int32)
+        return np.flatnonzero(self._state.table.masked[slots] & samples).astype(np.int32)
 
     def _charge(self, flight: Flight) -> None:
         """Charge every row's tenant for its part of the predicted step, recomputation excepted."""
-        table, tenants = self._state.table, self._state.tenants
+        tenants = self._state.tenants
         tariff, slots, chunks = flight.tariff, flight.slots, flight.chunks
         if tenants.num_active == 1:
             num_decode = len(slots) - len(chunks)
@@ -252,12 +250,12 @@ class Scheduler:
             seconds = num_decode * tariff.row_s + tariff.position_s * positions
             for _, chunk in chunks:
                 seconds += tariff.chunk_s(chunk)
-            tenants.charge_one(int(table.tenant[slots[0]]), seconds)
+            tenants.charge_one(flight.sequences[0].tenant, seconds)
         else:
             charges = flight.plan.starts * tariff.position_s + tariff.row_s
             for row, chunk in chunks:
                 charges[row] = tariff.chunk_s(chunk)
-            tenants.charge(table.tenant[slots], charges)
+            tenants.charge(self._state.table.tenant[slots], charges)
 
     def _tariff(self, predicted_s: float) -> Tariff:
         model = self._state.model
@@ -271,7 +269,7 @@ class Scheduler:
         plan = flight.plan
         slots = flight.slots
         table.computed[slots] = plan.starts + plan.counts
-        tokens = table.tokens[slots] + plan.samples
+        tokens = table.tokens[slots] + (_ONE if flight.samples_all else plan.samples)
         table.tokens[slots] = tokens
         table.last_step[slots] = plan.step
         for _, chunk in flight.chunks:
@@ -283,5 +281,20 @@ class Scheduler:
                 table.itl_changed = True
         ending = tokens >= table.limit[slots]
         if some(ending):
-            for row in (ending & plan.samples).nonzero()[0].tolist():
+            for row in ending.nonzero()[0].tolist():
                 state.finish_planned(flight.sequences[row], now_s)
+
+
+def _work(decode: DecodeRows, chunks: list[Chunk]) -> Work:
+    """As `core.plan.measure_work` has it: a chunk of one token is a decode row."""
+    prefill_tokens = attended = 0
+    decode_rows, kv_tokens = len(decode.slots), decode.kv_tokens
+    for chunk in chunks:
+        end = chunk.start + chunk.count
+        kv_tokens += end
+        if chunk.count == 1:
+            decode_rows += 1
+        else:
+            prefill_tokens += chunk.count
+            attended += chunk.count * end
+    return Work(prefill_tokens, decode_rows, kv_tokens, attended)

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 from msgspec import Struct, field
 
-from headrace.core.event import NUM_COUNTERS, Counters, Waits
+from headrace.core.event import NUM_COUNTERS, Waits
 from headrace.core.request import Admission, Request
 
 
@@ -38,6 +38,8 @@ class Sequence(Struct, eq=False):
     phase: Phase = Phase.WAITING
     started: bool = False
     slot: int = -1
+    # Under which its TTFT target counts.
+    target: int = 0
     # Where the waiting line filed it; an entry with another ticket is stale.
     ticket: int = 0
     outputs: list[int] = field(default_factory=list)
@@ -65,7 +67,7 @@ class Sequence(Struct, eq=False):
     # The planning that gave it its slot, and the one that took it.
     begun_in: int = -1
     preempted_in: int = -1
-    counters: list[int] = field(default_factory=lambda: [0] * NUM_COUNTERS)
+    counters: list[int] = field(default_factory=([0] * NUM_COUNTERS).copy)
     preemptions: int = 0
     # Not preempted again before it holds this many tokens.
     safe_below: int = 0
@@ -95,9 +97,6 @@ class Sequence(Struct, eq=False):
     @property
     def ids(self) -> tuple[int, ...]:
         return self.request.prompt_ids + tuple(self.outputs) if self.outputs else self.request.prompt_ids
-
-    def snapshot_counters(self) -> Counters:
-        return Counters(*self.counters)
 
     def waits(self) -> Waits:
         """Where its time went; the parts sum to its stay."""

@@ -46,7 +46,7 @@ class SlotTable:
         self._block_size = block_size
         self.sequences = np.full(slots, None, dtype=object)
         self.number = np.full(slots, -1, np.int64)
-        # Raised whenever the occupant changes: a launched row of an earlier occupant is told apart by it.
+        # Raised whenever an occupant leaves: its launched rows are told apart by it from those of the next.
         self.generation = np.zeros(slots, np.int32)
         self.tokens = np.zeros(slots, np.int32)
         self.computed = np.zeros(slots, np.int32)
@@ -67,7 +67,6 @@ class SlotTable:
         self.itl_s = np.full(slots, np.inf)
         self.masked = np.zeros(slots, np.bool_)
         self.emitted = np.zeros(slots, np.int32)
-        self.min_tokens = np.zeros(slots, np.int32)
         self.counters = np.zeros((slots, NUM_COUNTERS), np.int32)
         self._emitted_counter = self.counters[:, Counter.EMITTED]
         # One line per stop id, as many as the occupant with the most of them needs.
@@ -77,15 +76,9 @@ class SlotTable:
         self.itl_changed = False
         self._shortest_itl_s = float("inf")
         self._free = list(range(slots - 1, -1, -1))
+        self.num_free = slots
+        self.num_running = 0
         self.num_masked = 0
-
-    @property
-    def num_free(self) -> int:
-        return len(self._free)
-
-    @property
-    def num_running(self) -> int:
-        return self.size - len(self._free)
 
     def running(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences if sequence is not None]
@@ -93,27 +86,28 @@ class SlotTable:
     def occupy(self, sequence: Sequence, num_computed: int, itl_s: float, stops: tuple[int, ...]) -> int:
         """Give a free slot to `sequence`, whose first `num_computed` tokens are in its blocks."""
         slot = self._free.pop()
-        sampling = sequence.request.sampling
+        self.num_free -= 1
+        self.num_running += 1
+        num_outputs = len(sequence.outputs)
         sequence.slot = slot
         self.sequences[slot] = sequence
         self.number[slot] = sequence.number
-        self.generation[slot] += 1
-        self.tokens[slot] = sequence.num_tokens
+        self.tokens[slot] = sequence.num_prompt + num_outputs
         self.computed[slot] = num_computed
         self.last_step[slot] = sequence.last_step
         self.limit[slot] = sequence.limit
         self.tenant[slot] = sequence.tenant
-        self.tier[slot] = sequence.request.tier
+        self.tier[slot] = int(sequence.request.tier)
         self.guaranteed[slot] = sequence.guaranteed
         self.begun_in[slot] = sequence.begun_in
         self.preemptions[slot] = sequence.preemptions
         self.safe_below[slot] = sequence.safe_below - sequence.num_prompt
         self.itl_s[slot] = itl_s
-        self.masked[slot] = sampling.masked
-        self.num_masked += sampling.masked
-        self.emitted[slot] = len(sequence.outputs)
-        self.min_tokens[slot] = sampling.min_tokens
+        self.emitted[slot] = num_outputs
         self.counters[slot] = sequence.counters
+        if sequence.request.sampling.masked:
+            self.masked[slot] = True
+            self.num_masked += 1
         self._set_stops(slot, stops)
         self.set_capacity(sequence)
         return slot
@@ -132,19 +126,19 @@ class SlotTable:
         slot = sequence.slot
         self.flush(slot)
         sequence.counters = self.counters[slot].tolist()
+        sequence.last_step = self.last_step.item(slot)
         sequence.slot = -1
         self.sequences[slot] = None
         self.number[slot] = -1
         self.generation[slot] += 1
-        self.tokens[slot] = self.computed[slot] = 0
         self.decoding[slot] = False
         self.itl_changed = True
-        sequence.last_step = int(self.last_step[slot])
-        self.grow_at[slot] = 0
-        self.itl_s[slot] = np.inf
-        self.num_masked -= bool(self.masked[slot])
-        self.masked[slot] = False
+        if sequence.request.sampling.masked:
+            self.masked[slot] = False
+            self.num_masked -= 1
         self._free.append(slot)
+        self.num_free += 1
+        self.num_running -= 1
         if len(self.stops) > 1:
             self._trim_stops(slot)
 
@@ -182,7 +176,7 @@ class SlotTable:
     def flush(self, slot: int) -> None:
         """Move applied tokens to the occupant's own list."""
         outputs = self.sequences[slot].outputs
-        end = int(self.emitted[slot])
+        end = self.emitted.item(slot)
         if end > len(outputs):
             first = len(outputs) & (_BUFFER - 1)
             outputs.extend(self._buffer[slot, first : first + end - len(outputs)].tolist())
@@ -197,4 +191,5 @@ class SlotTable:
         missing = len(stops) - len(self.stops)
         if missing > 0:
             self.stops = np.pad(self.stops, ((0, missing), (0, 0)), constant_values=-1)
-        self.stops[:, slot] = stops + (-1,) * (len(self.stops) - len(stops))
+        for line in range(len(self.stops)):
+            self.stops[line, slot] = stops[line] if line < len(stops) else -1

@@ -8,10 +8,10 @@ from collections import deque
 from heapq import heapify, heappop, heappush
 
 from headrace.core.config import EngineConfig
-from headrace.core.event import Counter, Ended, Outcome
+from headrace.core.event import Counter, Counters, Ended, Outcome
 from headrace.core.hashing import chain_blocks
 from headrace.core.plan import SlotStart
-from headrace.core.request import Tier
+from headrace.core.request import Request, Tier
 from headrace.engine.blocks import BlockPool
 from headrace.engine.cost import CostModel
 from headrace.engine.estimate import OutputEstimates
@@ -55,18 +55,19 @@ class State:
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.config.block_size)
 
-    def ttft_s(self, sequence: Sequence) -> float:
-        asked = sequence.request.ttft_target_s
-        return self._targets[sequence.request.tier].ttft_s if asked is None else asked
+    def ttft_s(self, request: Request) -> float:
+        asked_s = request.ttft_target_s
+        return self._targets[request.tier].ttft_s if asked_s is None else asked_s
 
-    def bound_ttft_s(self, sequence: Sequence) -> float:
+    def bound_ttft_s(self, request: Request) -> float:
         """The TTFT target that binds every step: no request may ask more of others than its tier was promised."""
-        return max(self.ttft_s(sequence), self._targets[sequence.request.tier].ttft_s)
+        promised_s = self._targets[request.tier].ttft_s
+        return max(request.ttft_target_s or promised_s, promised_s)
 
-    def bound_itl_s(self, sequence: Sequence) -> float:
+    def bound_itl_s(self, request: Request) -> float:
         """Likewise between tokens."""
-        promised_s = self._targets[sequence.request.tier].itl_s
-        return max(sequence.request.itl_target_s or promised_s, promised_s)
+        promised_s = self._targets[request.tier].itl_s
+        return max(request.itl_target_s or promised_s, promised_s)
 
     def in_flight(self, sequence: Sequence) -> bool:
         """Does a launched plan whose result is not applied name it? Asked of sequences without a slot."""
@@ -76,14 +77,14 @@ class State:
 
     def accept(self, sequence: Sequence, now_s: float) -> None:
         """A new sequence waits."""
+        request = sequence.request
         self.live[sequence.number] = sequence
-        self.num_masked_live += sequence.request.sampling.masked
+        self.num_masked_live += request.sampling.masked
         self.tenants.accept(sequence.tenant)
-        self.ttft_targets.enter(self.bound_ttft_s(sequence))
+        sequence.target = self.ttft_targets.enter(self.bound_ttft_s(request))
         self._start_timeout(sequence, now_s)
-        deadline_s = sequence.request.deadline_s
-        if deadline_s is not None:
-            self._push_expiry(now_s + deadline_s, sequence, "deadline")
+        if request.deadline_s is not None:
+            self._push_expiry(now_s + request.deadline_s, sequence, "deadline")
         sequence.since_s = now_s
         self._enqueue(sequence)
 
@@ -133,17 +134,12 @@ class State:
         """Waiting to running: takes a slot and blocks for every known token; `hits` are shared."""
         if not sequence.started:
             self.tenants.learn_wait(sequence.tenant, sequence.expected_wait_s, now_s - sequence.since_s)
-        self._dequeue(sequence, now_s)
-        pool = self.pool
-        pool.share(hits)
-        blocks = hits + pool.allocate(self.blocks_for(sequence.num_tokens) - len(hits))
-        sequence.blocks = blocks
-        num_computed = len(hits) * self.config.block_size
-        if not sequence.started:
             sequence.counters[Counter.REPLAYED] = len(sequence.outputs)
-        cached = min(num_computed, sequence.num_prompt) - sequence.num_charged
-        sequence.counters[Counter.PROMPT_CACHED] += max(0, cached)
-        sequence.num_charged = max(sequence.num_charged, num_computed)
+        self._dequeue(sequence, now_s)
+        num_computed = len(hits) * self.config.block_size
+        if hits:
+            self._share(sequence, hits, num_computed)
+        sequence.blocks = hits + self.pool.allocate(self.blocks_for(sequence.num_tokens) - len(hits))
         sequence.started = True
         sequence.begun_in = self.planning
         sequence.steady_rows = 0
@@ -153,10 +149,10 @@ class State:
         sequence.num_published = len(hits)
         request = sequence.request
         eos = () if request.sampling.ignore_eos else self.config.eos_ids
-        slot = self.table.occupy(sequence, num_computed, self.bound_itl_s(sequence), eos + request.sampling.stop_ids)
+        slot = self.table.occupy(sequence, num_computed, self.bound_itl_s(request), eos + request.sampling.stop_ids)
         self.prefilling[sequence.number] = sequence
         self.tenants.hold_slot(sequence.tenant, 1, guaranteed=sequence.guaranteed)
-        self.tenants.used_blocks[sequence.tenant] += len(blocks)
+        self.tenants.used_blocks[sequence.tenant] += len(sequence.blocks)
         self.running_s += sequence.work_s
         if sequence.guaranteed:
             self._reserve(sequence, self.expected_blocks(sequence))
@@ -167,10 +163,17 @@ class State:
             sequence.ids,
             sequence.num_prompt,
             num_computed,
-            tuple(blocks),
+            tuple(sequence.blocks),
             request.sampling,
             request.choice,
         )
+
+    def _share(self, sequence: Sequence, hits: list[int], num_computed: int) -> None:
+        """It begins with blocks that were computed before, for itself or for others."""
+        self.pool.share(hits)
+        cached = min(num_computed, sequence.num_prompt) - sequence.num_charged
+        sequence.counters[Counter.PROMPT_CACHED] += max(0, cached)
+        sequence.num_charged = max(sequence.num_charged, num_computed)
 
     def guarantee_limit(self, tenant: int) -> int:
         """Most blocks that guaranteed reservations of this tenant could ever come to."""
@@ -310,7 +313,7 @@ class State:
         del self.live[sequence.number]
         self.num_masked_live -= sequence.request.sampling.masked
         self.tenants.end(sequence.tenant)
-        self.ttft_targets.leave(self.bound_ttft_s(sequence), now_s)
+        self.ttft_targets.leave(sequence.target, now_s)
         self.ended.append(self._ended_event(sequence, outcome, reason, message))
 
     def _ended_event(self, sequence: Sequence, outcome: Outcome, reason: str, message: str) -> Ended:
@@ -321,7 +324,7 @@ class State:
             request.choice,
             outcome,
             reason,
-            sequence.snapshot_counters(),
+            Counters(*sequence.counters),
             sequence.waits(),
             sequence.preemptions,
             message,
@@ -354,24 +357,22 @@ class State:
 
     def publish_prompt(self, sequence: Sequence) -> None:
         """Make the prompt blocks that applied steps filled findable."""
-        if not self._uses_cache(sequence):
-            return
         hashes = sequence.request.block_hashes
         full = min(sequence.num_applied // self.config.block_size, len(hashes))
+        if full <= sequence.num_published or not self._uses_cache(sequence):
+            return
         for index in range(sequence.num_published, full):
             self.pool.publish(sequence.blocks[index], hashes[index])
-        sequence.num_published = max(sequence.num_published, full)
+        sequence.num_published = full
 
     def _publish_generated(self, sequence: Sequence) -> None:
         """Chain the blocks that hold generated tokens; the prompt's were hashed where it was tokenised."""
-        request = sequence.request
-        if not self._uses_cache(sequence):
-            return
         applied = sequence.num_applied if sequence.catching_up else sequence.num_tokens - 1
         size = self.config.block_size
         full = min(applied // size, len(sequence.blocks))
-        if full <= sequence.num_published:
+        if full <= sequence.num_published or not self._uses_cache(sequence):
             return
+        request = sequence.request
         hashes = list(request.block_hashes[:full])
         if len(hashes) < full:
             parent = hashes[-1] if hashes else request.prefix_root

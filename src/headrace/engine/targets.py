@@ -21,16 +21,17 @@ class ServedTargets:
         self._shortest_s = math.inf
         self._holds_until_s = -math.inf
 
-    def enter(self, target_s: float) -> None:
-        key = _key(target_s)
+    def enter(self, target_s: float) -> int:
+        """Returns what to `leave` by."""
+        key = math.floor(math.log2(target_s) * _STEPS_PER_OCTAVE)
         count = self._live.get(key, 0)
         self._live[key] = count + 1
         if not count and key not in self._left_at_s:
             self._holds_until_s = -math.inf
+        return key
 
-    def leave(self, target_s: float, now_s: float) -> None:
-        """It stays what it was, and counts on for a while."""
-        key = _key(target_s)
+    def leave(self, key: int, now_s: float) -> None:
+        """The target counts on for a while."""
         self._live[key] -= 1
         if not self._live[key]:
             del self._live[key]
@@ -50,7 +51,3 @@ class ServedTargets:
         if not self._live and not self._left_at_s:
             return math.inf
         return math.exp2(min(*self._live, *self._left_at_s, _MOST) / _STEPS_PER_OCTAVE)
-
-
-def _key(target_s: float) -> int:
-    return math.floor(math.log2(target_s) * _STEPS_PER_OCTAVE)

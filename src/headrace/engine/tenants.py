@@ -131,7 +131,7 @@ class TenantTable:
         """One more sequence that waits or runs: paused ones do not count for shares."""
         count = self._active.get(tenant, 0)
         if count == 0:
-            self._active_weight += float(self.weight[tenant])
+            self._active_weight += self.weight.item(tenant)
         self._active[tenant] = count + 1
 
     def leave(self, tenant: int) -> None:
@@ -141,16 +141,18 @@ class TenantTable:
             self._active[tenant] = count
             return
         del self._active[tenant]
-        self._active_weight = self._active_weight - float(self.weight[tenant]) if self._active else 0.0
+        self._active_weight = self._active_weight - self.weight.item(tenant) if self._active else 0.0
 
     def lift(self, tenant: int, floor: float | None) -> None:
         """A tenant that had nothing waiting comes back: idle time is no credit.
 
         It is lifted to the level that is being served or, where nobody waits, to the most served of all.
         """
+        level = self.level
         if floor is None:
-            floor = self.level[self.level.argmax()]  # `max` takes five times as long
-        self.level[tenant] = max(self.level[tenant], floor)
+            floor = level.item(level.argmax())  # `max` takes five times as long
+        if floor > level.item(tenant):
+            level[tenant] = floor
 
     def charge(self, rows: np.ndarray, seconds: np.ndarray) -> None:
         """Add device-seconds to the tenants of `rows`; negative seconds are a refund."""
@@ -159,12 +161,12 @@ class TenantTable:
         self.level += given / self.weight
 
     def charge_one(self, tenant: int, seconds: float) -> None:
-        self._given[tenant] += seconds
+        self._given[tenant] = self._given.item(tenant) + seconds
         self.observe(tenant, seconds)
 
     def observe(self, tenant: int, seconds: float) -> None:
         """Service that was given elsewhere."""
-        self.level[tenant] += seconds / self.weight[tenant]
+        self.level[tenant] = self.level.item(tenant) + seconds / self.weight.item(tenant)
 
     def take_given(self) -> dict[str, float]:
         """Device-seconds given here since last asked. A refund that is larger waits for the next charge."""
@@ -185,7 +187,7 @@ class TenantTable:
 
     def share(self, tenant: int) -> float:
         """The tenant's part of everything, by weight among active tenants."""
-        return float(self.weight[tenant]) / self._active_weight if self._active_weight else 1.0
+        return self.weight.item(tenant) / self._active_weight if self._active_weight else 1.0
 
     def learn_wait(self, tenant: int, expected_s: float, waited_s: float) -> None:
         """Compare a wait with what was expected of it; short ones are mostly chance."""

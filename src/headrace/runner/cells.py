@@ -69,8 +69,9 @@ class Chain:
         if count > len(self._powers):
             self._grow(count)
         # c_k = A^k (prev A + sum_{j<=k} m_j A^-j)
-        sums: CellArray = (terms * self._inverses[:count]).cumsum()
-        sums += np.uint64(prev * FACTOR & MASK_64)
+        sums: CellArray = terms * self._inverses[:count]
+        sums[0] = (prev * FACTOR + sums.item(0)) & MASK_64
+        np.add.accumulate(sums, out=sums)
         sums *= self._powers[:count]
         return sums
 

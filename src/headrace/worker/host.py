@@ -176,7 +176,7 @@ class WorkerHost:
         self._post(lambda: self._links.send(beat))
 
     def _send(self, frames: list[tuple[int, Frame]]) -> None:
-        self._links.deliver(self._links.number(frames))
+        self._links.deliver(frames)
 
     # The engine's thread
 

@@ -4,9 +4,7 @@ Owns the queue between threads, and bounds it in bytes: submissions past that ar
 thread has looked at them. Safe to fill from any thread and from a signal handler; emptied by one thread.
 """
 
-from collections import deque
 from queue import Empty, SimpleQueue
-from typing import Any
 
 from msgspec import Struct
 
@@ -74,34 +72,33 @@ class Inbox:
 
     def __init__(self, max_bytes: int = DEFAULT_BYTES) -> None:
         # Unlike a lock of ours its `put` may interrupt its own `get`, as a signal handler does.
-        self._queue: SimpleQueue[Any] = SimpleQueue()
-        self._head: list[Item] = []
+        self._queue: SimpleQueue[tuple[Item, int]] = SimpleQueue()
+        # The one that `wait` has taken out already.
+        self._head: list[tuple[Item, int]] = []
         self._max_bytes = max_bytes
-        # Of submissions that wait, in their order.
-        self._sizes: deque[int] = deque()
         # One writer each, so neither needs a lock: who puts submissions, and who takes them.
         self._put_bytes = 0
         self._taken_bytes = 0
 
     def put(self, item: Item) -> None:
+        size = 0
         if isinstance(item, Order) and isinstance(item.command, Submit):
             size = submit_bytes(item.command)
             waiting = self._put_bytes - self._taken_bytes
             if waiting and waiting + size > self._max_bytes:
-                item = TurnedAway(item.link, item.command.keys)
-            else:
-                self._put_bytes += size
-                self._sizes.append(size)
-        self._queue.put(item)
+                item, size = TurnedAway(item.link, item.command.keys), 0
+            self._put_bytes += size
+        self._queue.put((item, size))
 
     def take(self) -> list[Item]:
         """All there is, in the order it came."""
-        taken, self._head = self._head, []
+        waiting, self._head = self._head, []
         while not self._queue.empty():  # nobody else takes from it
-            taken.append(self._queue.get_nowait())
-        for item in taken:
-            if isinstance(item, Order) and isinstance(item.command, Submit):
-                self._taken_bytes += self._sizes.popleft()
+            waiting.append(self._queue.get_nowait())
+        taken = []
+        for item, size in waiting:
+            self._taken_bytes += size
+            taken.append(item)
         return taken
 
     def wait(self, timeout_s: float) -> bool:

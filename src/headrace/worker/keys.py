@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -25,10 +26,6 @@ NOBODY = 0
 Name = tuple[str, str, int]
 
 
-def _no_ids() -> "array[int]":
-    return array("i")
-
-
 class Entry(Struct, eq=False):
     """A submission from its arrival to its end. It has a number once the engine has it."""
 
@@ -39,7 +36,7 @@ class Entry(Struct, eq=False):
     name: Name
     number: int = NO_NUMBER
     # Every token by its index, those that were replayed first: of an orphan. The engine has those of the others.
-    ids: "array[int]" = field(default_factory=_no_ids)
+    ids: "array[int]" = field(default_factory=partial(array, "i"))
     # From its arrival here to the engine's taking it in.
     early_s: float = 0.0
     # By the gateway's wish; a crowded outbox pauses besides.

@@ -1,8 +1,8 @@
 """A worker's connections: greets gateways, passes their commands on, sends them frames and heartbeats.
 
-Lives on the I/O loop, which no step can hold up; only `number` and `deliver` are called from the engine's thread: frames
-leave from there, so that no other thread must be woken and given the interpreter first. Owns the outboxes; knows nothing
-of the engine.
+Lives on the I/O loop, which no step can hold up; only `deliver` is called from the engine's thread: frames leave from
+there, so that no other thread must be woken and given the interpreter first. Owns the outboxes; knows nothing of the
+engine.
 """
 
 import itertools
@@ -65,23 +65,18 @@ class Links:
         if gone is not None:
             self._inbox.put(Left(number, gone.gateway, for_good))
 
-    def number(self, frames: Iterable[tuple[int, Frame]]) -> "list[tuple[GatewayLink, Frame]]":
-        """Called by the engine's thread, so that what waits for this loop is bounded too. Frames for those who left
-        are dropped; what the engine's side does for them ends when it hears of it."""
-        numbered = []
+    def deliver(self, frames: Iterable[tuple[int, Frame]]) -> None:
+        """Number them and send them. Called by the engine's thread; waits for nobody. Frames for those who left are
+        dropped; what the engine's side does for them ends when it hears of it."""
         for number, frame in frames:
             gateway = self._greeted.get(number)
-            if gateway is not None and gateway.outbox is not None:
-                numbered.append((gateway, gateway.outbox.add(frame)))
-        return numbered
-
-    def deliver(self, frames: "list[tuple[GatewayLink, Frame]]") -> None:
-        """Called by the engine's thread; waits for nobody."""
-        for gateway, frame in frames:
+            if gateway is None or gateway.outbox is None:
+                continue
+            numbered = gateway.outbox.add(frame)
             try:
-                gateway.link.post(frame)
+                gateway.link.post(numbered)
             except HeadraceError as error:  # its gateway finds a number missing, and closes
-                log.error("frame %d for %s is lost: %s", frame.number, gateway.link.peer, error.message)
+                log.error("frame %d for %s is lost: %s", numbered.number, gateway.link.peer, error.message)
 
     @property
     def count(self) -> int:

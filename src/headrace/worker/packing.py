@@ -5,11 +5,10 @@ keeps that end while it is nobody's. What is told again to who attaches may take
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 from msgspec.structs import astuple, replace
-from numpy.typing import NDArray
 
 from headrace.core.errors import HeadraceError
 from headrace.core.event import Counters, Ended, EngineLoad, Outcome, StepFrame, Waits
@@ -26,8 +25,7 @@ _MOST_ROWS = 16_384
 _KEY_BYTES = 8
 
 
-@dataclass(slots=True)
-class _Note:
+class _Note(Struct):
     """What one gateway's next frame holds beside the tokens of a step. `told` are tokens of earlier steps."""
 
     accepted: list[int] = field(default_factory=list)
@@ -83,9 +81,8 @@ class FramePacker:
         for start in range(index, len(entry.ids), self._most_rows):
             tokens = np.array(entry.ids[start : start + self._most_rows], np.int32)
             size = len(tokens)
-            keys = np.full(size, entry.key, np.int64)
             indices = np.arange(start, start + size, dtype=np.int32)
-            note.told.append(Frame.pack_rows(keys, indices, tokens, np.tile(row, (size, 1))))
+            note.told.append(Frame.pack_rows([entry.key] * size, indices, tokens, np.tile(row, (size, 1))))
         if entry.end is not None:
             note.ended.append(replace(entry.end, key=entry.key))
             self._keys.drop(entry)
@@ -153,7 +150,7 @@ class FramePacker:
                 found = mine[owner.link] = ([], [])
             found[0].append(row)
             found[1].append(owner.key)
-        return {link: _picked(frame, rows, np.array(keys, np.int64)) for link, (rows, keys) in mine.items()}
+        return {link: _picked(frame, rows, keys) for link, (rows, keys) in mine.items()}
 
     def _scores(self, scores: Scores) -> dict[int, ScoreTable]:
         owners = [self._keys.owner(number) for number in scores.owners.tolist()]
@@ -185,7 +182,7 @@ class FramePacker:
         return note
 
 
-def _picked(frame: StepFrame, rows: list[int], keys: NDArray[np.int64]) -> Rows:
+def _picked(frame: StepFrame, rows: list[int], keys: list[int]) -> Rows:
     if len(rows) == len(frame.numbers):
         return Frame.pack_rows(keys, frame.indices, frame.tokens, frame.counters)
     return Frame.pack_rows(keys, frame.indices[rows], frame.tokens[rows], frame.counters[rows])

@@ -8,7 +8,7 @@ import logging
 import math
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count
+from itertools import chain, count
 from typing import assert_never
 
 from headrace.core.errors import HeadraceError, NotFound, QueueFull, Refused
@@ -122,10 +122,11 @@ class TurnLoop:
         self._is_service_untold = True
         if now_s >= self._next_service_s:
             self._tell_service(now_s)
-        if engine.idle:
+        is_idle = engine.idle
+        if is_idle:
             engine.rest()
         self._emit(frame, now_s)
-        return not engine.idle
+        return not is_idle
 
     def patience_s(self) -> float:
         """How long there is nothing to do, if nothing comes in."""
@@ -194,15 +195,15 @@ class TurnLoop:
                 assert_never(command)
 
     def _submit(self, order: Order, submit: Submit, now_s: float) -> None:
-        keys = submit.keys
+        by_part = [entries_of(part, order.link, order.arrived_s) for part in submit.parts]
+        entries = list(chain.from_iterable(by_part))
+        keys = [entry.key for entry in entries]
         if len(set(keys)) < len(keys) or self._keys.has_any(order.link, keys):
             return  # delivered twice
         if self._drain_at_s is not None:
             error = Refused("this worker is leaving", retry_after_s=1.0)
             self._packer.turn_away(order.link, keys, error, "draining")
             return
-        by_part = [entries_of(part, order.link, order.arrived_s) for part in submit.parts]
-        entries = [entry for made in by_part for entry in made]
         for entry in entries:
             older = self._keys.named(entry.name)
             if older is not None and older in self._orphans:
@@ -210,7 +211,7 @@ class TurnLoop:
             self._keys.add(entry)
         try:
             grammars = [grammar_of(part, can_follow=self._matchers is not None) for part in submit.parts]
-            if any(grammar is not None for grammar in grammars):
+            if any(grammars):
                 self._build(entries, list(zip(by_part, grammars, strict=True)))
             else:
                 self._place(entries, now_s)

@@ -203,7 +203,7 @@ def _loop(pool: BlockPool) -> None:
 
 
 def _wrong_length(pool: BlockPool) -> None:
-    pool._num_listed += 1
+    pool.num_available += 1
 
 
 def _wrong_cached(pool: BlockPool) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from headrace.core.config import CostProfile, TenantConfig, TierTargets
-from headrace.core.plan import Plan
+from headrace.core.plan import Plan, measure_work
 from headrace.core.request import SamplingParams, Tier
 from tests.builders import LOOSE, Rig, engine_config, request
 
@@ -46,6 +46,18 @@ def test_a_slot_freed_by_a_stop_token_is_used_as_soon_as_it_is_known(depth: int)
     heir = rig.submit(request("y", max_tokens=3))
     rig.run()
     assert begun(rig, heir) == 2 + depth
+    rig.assert_true()
+
+
+@DEPTHS
+def test_the_work_that_a_plan_tells_is_that_of_its_rows(depth: int) -> None:
+    """Alone and mixed: decode rows, whole prompts, parts of one, and a prompt of one token."""
+    rig = Rig(engine_config(slots=4, max_step_tokens=16), depth=depth)
+    for index, length in enumerate((5, 1, 40, 3, 1, 20)):
+        rig.submit(request(f"r{index}", length=length, max_tokens=6))
+    rig.run()
+    assert any(plan.work.prefill_tokens and plan.work.decode_rows for plan in rig.plans)
+    assert all(plan.work == measure_work(plan.starts, plan.counts) for plan in rig.plans)
     rig.assert_true()
 
 

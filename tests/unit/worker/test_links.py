@@ -77,8 +77,8 @@ def test_frames_are_numbered_and_leave_at_once_and_one_that_no_link_carries_harm
     links, wires = Links(Lifecycle(card()), Inbox(), TestClock()), [Wire(), Wire()]
     for index, wire in enumerate(wires):
         links.accept(wire).received(Hello(PROTOCOL, f"g{index}"))
-    links.deliver(links.number([(1, Frame(0, TOO_LARGE)), (2, Frame(0, 7)), (3, Frame(0, 7))]))
-    links.deliver(links.number([(1, Frame(0, 8))]))
+    links.deliver([(1, Frame(0, TOO_LARGE)), (2, Frame(0, 7)), (3, Frame(0, 7))])
+    links.deliver([(1, Frame(0, 8))])
     frames = [[(told.number, told.step) for told in wire.sent if isinstance(told, Frame)] for wire in wires]
     assert frames == [[(2, 8)], [(1, 7)]]
 
@@ -90,7 +90,7 @@ def test_a_gateway_that_acknowledges_nothing_is_given_up_at_a_beat() -> None:
     for index, gateway in enumerate(gateways):
         gateway.received(Hello(PROTOCOL, f"g{index}"))
     for number in range(1, 6):
-        links.deliver(links.number([(link, Frame(0, 1, tokens=bytes(1000))) for link in (1, 2)]))
+        links.deliver([(link, Frame(0, 1, tokens=bytes(1000))) for link in (1, 2)])
         gateways[1].received(Ack(number))
     links.send(lifecycle.beat(0.0, {"acme": 1.0}))
     assert [wire.is_open for wire in wires] == [False, True]
