@@ -40,7 +40,7 @@ log = logging.getLogger("headrace.cluster")
 
 LOOK_S = 0.25
 # How long frames wait to be acknowledged together: a write for each would wake the worker as often.
-ACK_S = 0.01
+ACK_S = 0.05
 SILENCE_S = 2.0
 _NO_LOAD = EngineLoad(0.0, 0.0, 0, 0, 0, 0, 0, 0)
 # With so much on its way to a worker it gets nothing new. Far below what a link holds: what was taken in must not be
@@ -115,9 +115,7 @@ class Replica:
     def submit(self, *parts: SubmitPart) -> None:
         """Raises Unreachable where the worker is not ready, QueueFull where too much is on its way there; nothing is
         sent or kept then."""
-        submit = Submit(parts)
-        self._give(submit)
-        self._untold.update(submit.keys)
+        self._untold.update(self._give(Submit(parts)))
 
     def attach(self, *parts: AttachPart) -> None:
         """Go on with what others left there. Raises as `submit` does. The worker's load counts these already."""
@@ -143,14 +141,17 @@ class Replica:
         if self._connection is not None:
             self._connection.link.send(message)
 
-    def _give(self, message: Submit | Attach) -> None:
+    def _give(self, message: Submit | Attach) -> tuple[int, ...]:
+        """Its keys."""
         connection = self._connection
         if connection is None or not self.is_ready:
             raise Unreachable(f"{self.name} is not ready")
         if connection.link.pending_bytes > _CROWDED_BYTES:
             raise QueueFull("the worker is behind with taking requests in", retry_after_s=1.0)
         connection.link.send(message)
-        self._live.update(dict.fromkeys(message.keys))
+        keys = message.keys
+        self._live.update(dict.fromkeys(keys))
+        return keys
 
     def _tell(self, key: int, message: FromGateway) -> None:
         """Keys that ended, or were lost, are nobody's business there."""
@@ -176,9 +177,10 @@ class Replica:
     def take(self, frame: Frame) -> None:
         for end in frame.ended:
             self._live.pop(end.key, None)
-        for key in (key for refusal in frame.refused for key in refusal.keys):
-            self._live.pop(key, None)
-            self._untold.discard(key)
+        for refusal in frame.refused:
+            for key in refusal.keys:
+                self._live.pop(key, None)
+                self._untold.discard(key)
         self._untold.difference_update(frame.accepted)
         if frame.load is not None:
             self.load = frame.load

@@ -6,11 +6,12 @@ by the name of its sequence: tenant, request and number. Arrays travel as little
 across processes: what travels are durations.
 """
 
+import struct
+from collections.abc import Sequence
 from enum import StrEnum
 
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from headrace.core.config import TenantConfig
 from headrace.core.event import NUM_COUNTERS, Counters, EngineLoad, Outcome, Waits
@@ -270,10 +271,10 @@ class Frame(Struct, frozen=True, tag="frame"):
 
     @staticmethod
     def pack_rows(
-        keys: NDArray[np.int64], indices: IntArray, tokens: IntArray, counters: IntArray
+        keys: Sequence[int], indices: IntArray, tokens: IntArray, counters: IntArray
     ) -> tuple[bytes, bytes, bytes, bytes]:
         return (
-            keys.astype(_KEY, copy=False).tobytes(),
+            np.array(keys, _KEY).tobytes(),
             indices.astype(_ROW, copy=False).tobytes(),
             tokens.astype(_ROW, copy=False).tobytes(),
             counters.astype(_ROW, copy=False).tobytes(),
@@ -281,11 +282,10 @@ class Frame(Struct, frozen=True, tag="frame"):
 
     def rows(self) -> list[tuple[int, int, int]]:
         """Key, token index and token of each row."""
-        keys, indices, tokens = (
-            np.frombuffer(data, kind).tolist()
-            for data, kind in ((self.keys, "<i8"), (self.indices, "<i4"), (self.tokens, "<i4"))
-        )
-        return list(zip(keys, indices, tokens, strict=True))
+        # In less time than numpy's, of a few rows in half of it.
+        num_rows = len(self.keys) // _KEY.itemsize
+        keys, ints = struct.unpack(f"<{num_rows}q", self.keys), f"<{num_rows}i"
+        return list(zip(keys, struct.unpack(ints, self.indices), struct.unpack(ints, self.tokens), strict=True))
 
     def counter_rows(self) -> IntArray:
         return np.frombuffer(self.counters, "<i4").reshape(-1, NUM_COUNTERS)

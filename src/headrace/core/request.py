@@ -4,7 +4,6 @@ Owns the request and its sampling parameters. Knows ids, never text.
 """
 
 from enum import IntEnum
-from operator import attrgetter, le
 
 from msgspec import Struct
 
@@ -97,32 +96,33 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
 )
 
 
-_ranged = attrgetter(*(name for name, _, _ in _RANGES))
-_LEAST = tuple(low for _, low, _ in _RANGES)
-_MOST = tuple(high for _, _, high in _RANGES)
-
-
 def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     """Refuse numbers that are not finite or out of range, naming the field."""
-    values = _ranged(sampling)
-    if not (all(map(le, _LEAST, values)) and all(map(le, values, _MOST))):  # NaN is neither
-        name, low, high = next(
-            bounds for bounds, value in zip(_RANGES, values, strict=True) if not bounds[1] <= value <= bounds[2]
-        )
-        raise InvalidInput(f"{name} must be a number from {low:g} to {high:g}", param=name)
-    for name in ("logprobs", "prompt_logprobs"):
-        count = getattr(sampling, name)
+    for name, low, high in _RANGES:
+        if not low <= getattr(sampling, name) <= high:  # NaN is neither
+            raise InvalidInput(f"{name} must be a number from {low:g} to {high:g}", param=name)
+    for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         if count is not None and not 0 <= count <= MAX_LOGPROBS:
             raise InvalidInput(f"{name} must be a number from 0 to {MAX_LOGPROBS}", param=name)
-    for name, most in (("stop_ids", MAX_STOP_IDS), ("allowed_ids", MAX_ALLOWED_IDS)):
-        ids = getattr(sampling, name)
-        if len(ids) > most:
-            raise InvalidInput(f"{name} holds more than {most} ids", param=name)
-        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-            raise InvalidInput(f"{name} holds an id outside the vocabulary", param=name)
-    if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
+    if sampling.stop_ids:
+        _check_ids("stop_ids", sampling.stop_ids, MAX_STOP_IDS, vocab_size)
+    if sampling.allowed_ids:
+        _check_ids("allowed_ids", sampling.allowed_ids, MAX_ALLOWED_IDS, vocab_size)
+    if sampling.logit_bias:
+        _check_biases(sampling.logit_bias, vocab_size)
+
+
+def _check_ids(name: str, ids: tuple[int, ...], most: int, vocab_size: int) -> None:
+    if len(ids) > most:
+        raise InvalidInput(f"{name} holds more than {most} ids", param=name)
+    if not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise InvalidInput(f"{name} holds an id outside the vocabulary", param=name)
+
+
+def _check_biases(biases: tuple[tuple[int, float], ...], vocab_size: int) -> None:
+    if len(biases) > MAX_LOGIT_BIAS:
         raise InvalidInput(f"logit_bias holds more than {MAX_LOGIT_BIAS} ids", param="logit_bias")
-    for token, bias in sampling.logit_bias:
+    for token, bias in biases:
         if not 0 <= token < vocab_size or not abs(bias) <= MAX_BIAS:
             raise InvalidInput(
                 f"logit_bias holds an id outside the vocabulary or a bias beyond ±{MAX_BIAS:g}", param="logit_bias"

@@ -35,7 +35,6 @@ from headrace.telemetry.metrics import Metrics, Sample
 
 # What the path of a request may hold.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:@+~-]{1,128}")
-_ID_HEADERS = ("x-request-id", "x-client-request-id")
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9, _-]{1,1000}")
 # Any of them: a proxy sent this.
 _FORWARDED = frozenset({"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"})
@@ -191,17 +190,15 @@ class Gateway:
     async def _admit(self, exchange: Exchange) -> Route:
         """Everything that is checked before an endpoint runs."""
         context, headers, method = self.context, exchange.headers, exchange.method
-        await context.delay(Stage.AUTHENTICATE)
+        if context.inject:
+            await context.delay(Stage.AUTHENTICATE)
         resource, exchange.path_params = self.table.find(exchange.raw_path)
         if resource is not None:
             exchange.route = resource.path
         if resource is None or not resource.is_probe:
             self._door.check_host(headers)
-            # Whoever opens a socket may do more with it than read.
-            if self._door.check_origin("POST" if exchange.offer is not None else method, headers):
-                exchange.cors = _cors_headers(headers["origin"])
-                if method == "OPTIONS" and "access-control-request-method" in headers:
-                    raise Preflight(headers, resource)
+            if "origin" in headers:
+                self._check_origin(exchange, resource)
         self._authenticate(exchange, resource)
         if resource is None:
             raise NotFound("There is nothing at this path.")
@@ -216,6 +213,14 @@ class Gateway:
         if route.events and route.body is not None:
             await _take_id(exchange)
         return route
+
+    def _check_origin(self, exchange: Exchange, resource: Resource | None) -> None:
+        headers, method = exchange.headers, exchange.method
+        # Whoever opens a socket may do more with it than read.
+        if self._door.check_origin("POST" if exchange.offer is not None else method, headers):
+            exchange.cors = _cors_headers(headers["origin"])
+            if method == "OPTIONS" and "access-control-request-method" in headers:
+                raise Preflight(headers, resource)
 
     def _authenticate(self, exchange: Exchange, resource: Resource | None) -> None:
         access = Access.KEY if resource is None else resource.access
@@ -278,7 +283,7 @@ class Preflight(Exception):
 
 
 def _request_id(headers: Mapping[str, str]) -> str:
-    wanted = headers.get(_ID_HEADERS[0]) or headers.get(_ID_HEADERS[1])
+    wanted = headers.get("x-request-id") or headers.get("x-client-request-id")
     return wanted if wanted and _REQUEST_ID.fullmatch(wanted) else _new_id()
 
 
@@ -291,9 +296,9 @@ async def _take_id(exchange: Exchange) -> None:
     resumes a stream means that stream's."""
     if exchange.caller is None or exchange.last_event_id is not None:
         return
-    shelf, tenant = exchange.context.shelf, exchange.caller.tenant
+    shelf, tenant, headers = exchange.context.shelf, exchange.caller.tenant, exchange.headers
     # One that was made here is not elsewhere.
-    is_wanted = exchange.request_id in [exchange.headers.get(name) for name in _ID_HEADERS]
+    is_wanted = exchange.request_id in (headers.get("x-request-id"), headers.get("x-client-request-id"))
     if is_wanted and await exchange.context.finding.is_elsewhere(tenant, exchange.request_id):
         exchange.request_id = _new_id()
     while not shelf.take_id(tenant, exchange.request_id):

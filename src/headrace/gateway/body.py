@@ -37,7 +37,8 @@ async def read_body(receive: Receive, headers: Mapping[str, str], max_bytes: int
 
 def check_media(headers: Mapping[str, str]) -> None:
     """JSON in UTF-8, as it is: 415 for anything else."""
-    if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+    coding = headers.get("content-encoding")
+    if coding is not None and coding.strip().lower() not in ("", "identity"):
         raise UnsupportedMedia("Compressed bodies are not read here: send it without Content-Encoding.")
     kind = headers.get("content-type", "")
     if kind == "application/json":

@@ -2,20 +2,18 @@
 
 import asyncio
 
-from headrace.core.stages import Stage, StageClock
 from headrace.gateway.context import Context, StreamOwner
 from headrace.gateway.errors import StreamFailed
 from headrace.gateway.peer import ClientGone, Peer
-from headrace.streams.record import Failure, Record
+from headrace.streams.record import Failure
 from headrace.streams.stream import Stream
 
 
 class Collector:
-    __slots__ = ("_context", "_failure", "_grace_s", "_peer", "_service", "_stages", "_stream")
+    __slots__ = ("_context", "_failure", "_grace_s", "_peer", "_service", "_stream")
 
-    def __init__(self, stream: Stream, stages: StageClock, context: Context, peer: Peer, *, grace_s: float) -> None:
+    def __init__(self, stream: Stream, context: Context, peer: Peer, *, grace_s: float) -> None:
         self._stream = stream
-        self._stages = stages
         self._context = context
         self._service: StreamOwner = context.service
         self._peer = peer
@@ -26,8 +24,8 @@ class Collector:
     def stream(self) -> Stream:
         return self._stream
 
-    async def run(self) -> list[Record]:
-        """All records. StreamFailed where the stream broke, ClientGone where nobody waits for it any more."""
+    async def run(self) -> None:
+        """Until it has ended. StreamFailed where it need not be waited for, ClientGone where nobody does any more."""
         self._context.pulse.add(self)
         try:
             await self._wait()
@@ -36,13 +34,8 @@ class Collector:
             raise
         finally:
             self._context.pulse.discard(self)
-        self._stages.enter(Stage.CLIENT, self._context.clock.now_s())
-        ending = self._stream.ending
-        failure = self._failure or (ending.failure if ending is not None else None)
-        if failure is not None:
-            raise StreamFailed(failure)
-        await self._context.delay(Stage.CLIENT)
-        return self._stream.records
+        if self._failure is not None:
+            raise StreamFailed(self._failure)
 
     async def _wait(self) -> None:
         stream, peer = self._stream, self._peer

@@ -71,10 +71,10 @@ class Context:
             return await asyncio.to_thread(make, *args, **kwargs)
 
     async def delay(self, stage: Stage) -> None:
-        if self.inject:
-            seconds = self.inject.get(stage, 0.0)
-            if seconds > 0.0:
-                await asyncio.sleep(seconds)
+        """To be asked for where there is something to `inject`."""
+        seconds = self.inject.get(stage, 0.0)
+        if seconds > 0.0:
+            await asyncio.sleep(seconds)
 
 
 def bounds_of(config: GatewayConfig) -> Bounds:

@@ -6,7 +6,7 @@ sends as Host and Origin.
 
 import ipaddress
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from headrace.accounts.keys import MAX_KEY_BYTES, KeyRing
 from headrace.core.caller import Caller
@@ -23,8 +23,14 @@ _SINGLE = frozenset(
 _MAX_KNOWN_HOSTS = 1000
 
 
-def plain_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+def plain_headers(raw: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
     """By lower-case name. InvalidInput where one that must be alone is not."""
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in raw}
+    return headers if len(headers) == len(raw) else _joined(raw)
+
+
+def _joined(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Where some come more than once."""
     headers: dict[str, str] = {}
     for name, value in raw:
         key = name.decode("latin-1")

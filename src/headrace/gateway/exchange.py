@@ -14,7 +14,7 @@ from headrace.core.stages import Stage, StageClock
 from headrace.gateway.body import check_media, read_body
 from headrace.gateway.collector import Collector
 from headrace.gateway.context import Context
-from headrace.gateway.errors import error_reply
+from headrace.gateway.errors import StreamFailed, error_reply
 from headrace.gateway.peer import Peer, Receive, Send
 from headrace.gateway.schemas.decode import decode
 from headrace.gateway.sender import Sender
@@ -57,8 +57,8 @@ class Exchange:
     """
 
     __slots__ = (
-        "_began_s", "_first_s", "_is_sent", "_last_s", "_query", "_receive", "_scope", "_send", "_streamed", "caller", "context",
-        "cors", "has_taken_id", "headers", "path_params", "request_id", "route", "stages", "status",
+        "_first_s", "_is_sent", "_last_s", "_query", "_receive", "_scope", "_send", "_streamed", "began_s", "caller", "context",
+        "cors", "has_taken_id", "headers", "method", "path_params", "raw_path", "request_id", "route", "stages", "status",
     )  # fmt: skip
 
     def __init__(
@@ -75,12 +75,15 @@ class Exchange:
         self._scope = scope
         self._receive = receive
         self._send = send
+        self.method: str = scope["method"]
+        self.raw_path: bytes = scope["raw_path"]
         self.context = context
         self.headers = headers
         self.request_id = request_id
         # The shelf keeps the id for this request, until it is over.
         self.has_taken_id = False
-        self._began_s = began_s
+        # When the first byte of the request was here.
+        self.began_s = began_s
         self.caller: Caller | None = None
         self.stages = StageClock(Stage.RECEIVE, began_s)
         self.path_params: dict[str, str] = {}
@@ -98,25 +101,10 @@ class Exchange:
         self._last_s: float | None = None
 
     @property
-    def method(self) -> str:
-        method: str = self._scope["method"]
-        return method
-
-    @property
-    def raw_path(self) -> bytes:
-        path: bytes = self._scope["raw_path"]
-        return path
-
-    @property
     def peer_address(self) -> str:
         """Of the machine that is connected, whatever headers say; empty where it is not known."""
         client = self._scope.get("client")
         return client[0] if client else ""
-
-    @property
-    def began_s(self) -> float:
-        """When the first byte of the request was here."""
-        return self._began_s
 
     @property
     def answered(self) -> Stream | None:
@@ -162,10 +150,12 @@ class Exchange:
         """The whole body, within its bound. ClientGone where it never came whole."""
         context = self.context
         self.stages.enter(Stage.RECEIVE, context.clock.now_s())
-        await context.delay(Stage.RECEIVE)
+        if context.inject:
+            await context.delay(Stage.RECEIVE)
         body = await read_body(self._receive, self.headers, context.config.max_body_bytes)
         self.stages.enter(Stage.ADMIT, context.clock.now_s())
-        await context.delay(Stage.ADMIT)
+        if context.inject:
+            await context.delay(Stage.ADMIT)
         return body
 
     async def parse(self, kind: type[T]) -> T:
@@ -258,9 +248,20 @@ class Exchange:
     async def collect(self, stream: Stream) -> list[Record]:
         """The whole stream, to be answered by `reply`. StreamFailed where it broke; cancelled when the client goes."""
         self._streamed = stream
+        context = self.context
+        if not stream.is_ended:  # a short one has, when it is opened
+            await self._wait_for(stream)
+        self.stages.enter(Stage.CLIENT, context.clock.now_s())
+        if stream.ending is not None and stream.ending.failure is not None:
+            raise StreamFailed(stream.ending.failure)
+        if context.inject:
+            await context.delay(Stage.CLIENT)
+        return stream.records
+
+    async def _wait_for(self, stream: Stream) -> None:
         peer = self._peer()
         try:
-            return await Collector(stream, self.stages, self.context, peer, grace_s=self._grace_s(0.0)).run()
+            await Collector(stream, self.context, peer, grace_s=self._grace_s(0.0)).run()
         finally:
             peer.close()
 
@@ -281,7 +282,7 @@ class Exchange:
 
     def common_headers(self) -> list[tuple[bytes, bytes]]:
         """Of every answer."""
-        passed_ms = (self.context.clock.now_s() - self._began_s) * 1e3
+        passed_ms = (self.context.clock.now_s() - self.began_s) * 1e3
         headers = [
             (b"x-request-id", self.request_id.encode("ascii")),
             (b"openai-processing-ms", b"%d" % passed_ms),

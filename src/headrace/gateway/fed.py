@@ -164,7 +164,7 @@ class FedExchange(Exchange):
         """From here on it is known as what it is."""
         self.status = status
         self.route = self.path
-        self._scope = {**self._scope, "method": self.words[type(self.asked)], "raw_path": self.path.encode()}
+        self.method, self.raw_path = self.words[type(self.asked)], self.path.encode()
 
 
 def _once(body: bytes) -> Receive:

@@ -131,7 +131,8 @@ class Feed(Telling):
             messages.append(frame)
         if records[-1].ending is not None:
             self._enter_client()
-            await self._context.delay(Stage.CLIENT)
+            if self._context.inject:
+                await self._context.delay(Stage.CLIENT)
             messages.append(self._wording.end(records[-1]))
         self._line.say(*messages)
         if frames:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, NoReturn
 
 import httptools
 from uvicorn.config import Config
@@ -213,26 +213,31 @@ class FencedProtocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         self.url += url
-        self._count_header(len(url))
+        self._header_bytes += len(url)
+        if self._header_bytes > self._limits.max_header_bytes:
+            self._refuse_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._num_headers += 1
-        self._count_header(len(name) + len(value) + 4)
+        self._header_bytes += len(name) + len(value) + 4
+        limits = self._limits
+        if self._header_bytes > limits.max_header_bytes or self._num_headers > limits.max_headers:
+            self._refuse_head()
         # Trailers come after the body: they are counted and dropped.
         if self._in_head:
             self.headers.append((name.lower(), value))
 
-    def _count_header(self, size_bytes: int) -> None:
-        self._header_bytes += size_bytes
-        if self._header_bytes > self._limits.max_header_bytes or self._num_headers > self._limits.max_headers:
-            self._refusal = _headers_too_large(self._limits)
-            raise self._refusal
+    def _refuse_head(self) -> NoReturn:
+        self._refusal = _headers_too_large(self._limits)
+        raise self._refusal
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         parser = self.parser
         version, found = parser.get_http_version(), dict(self.headers)
-        if (b"host" not in found and version == "1.1") or not _is_cut_as_known(self.headers, found):
+        if (b"host" not in found and version == "1.1") or (
+            b"transfer-encoding" in found and not _is_chunked(self.headers)
+        ):
             raise InvalidInput(_MALFORMED)
         self._is_offer = parser.should_upgrade()
         if self._is_offer:
@@ -442,10 +447,8 @@ def _is_continued(headers: list[tuple[bytes, bytes]]) -> bool:
     return any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
 
 
-def _is_cut_as_known(headers: list[tuple[bytes, bytes]], found: dict[bytes, bytes]) -> bool:
-    """Its body comes in chunks or whole, and is not coded in any other way."""
-    if b"transfer-encoding" not in found:
-        return True
+def _is_chunked(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Its body comes in chunks, and is not coded in any other way."""
     return all(value.strip().lower() == b"chunked" for name, value in headers if name == b"transfer-encoding")
 
 

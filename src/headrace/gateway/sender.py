@@ -136,7 +136,8 @@ class Sender(Telling):
         self._enter_client()
         if ending.failure is not None and len(self._stream.records) == 1 and not self._is_started:
             raise StreamFailed(ending.failure)
-        await self._context.delay(Stage.CLIENT)
+        if self._context.inject:
+            await self._context.delay(Stage.CLIENT)
 
     async def _write(self, data: bytes, *, more: bool = True) -> None:
         self._writing_s = self._context.clock.now_s()

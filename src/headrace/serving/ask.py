@@ -93,16 +93,14 @@ def check_ask(ask: Ask) -> None:
         raise InvalidInput("ids holds what is no token id", param="ids")
     if ask.tools and ask.messages is None and ask.prompt is None:
         raise InvalidInput("tools need a conversation: prompt or messages", param="tools")
-    if sum(map(len, ask.stops)) > MAX_STOP_CHARS:
+    if ask.stop and sum(map(len, ask.stops)) > MAX_STOP_CHARS:
         raise InvalidInput(f"the stop strings have at most {MAX_STOP_CHARS} characters together", param="stop")
     if ask.bad_words:
         raise InvalidInput("bad_words is not supported: logit_bias and stop are", param="bad_words")
     if ask.truncate_prompt_tokens is not None and ask.truncate_prompt_tokens < 1:
         raise InvalidInput("truncate_prompt_tokens must be at least 1", param="truncate_prompt_tokens")
-    for name in _TIMES:
-        seconds = getattr(ask, name)
-        if seconds is not None and not (math.isfinite(seconds) and 0.0 < seconds <= 1e6):
-            raise InvalidInput(f"{name} must be a positive number of seconds", param=name)
+    if (ask.ttft_target_s, ask.itl_target_s, ask.deadline_s, ask.queue_timeout_s).count(None) != len(_TIMES):
+        _check_times(ask)
     if ask.continue_final_message:
         _check_continuation(ask)
 
@@ -117,6 +115,13 @@ def shape_of(ask: Ask) -> str:
     if len(found) > 1:
         raise InvalidInput(f"{found[0]} and {found[1]} cannot both shape the reply", param=found[1])
     return found[0] if found else ""
+
+
+def _check_times(ask: Ask) -> None:
+    for name in _TIMES:
+        seconds = getattr(ask, name)
+        if seconds is not None and not (math.isfinite(seconds) and 0.0 < seconds <= 1e6):
+            raise InvalidInput(f"{name} must be a positive number of seconds", param=name)
 
 
 def _check_continuation(ask: Ask) -> None:
@@ -146,7 +151,7 @@ def sampling_of(ask: Ask, *, seeds: Callable[[], int], masked: bool) -> Sampling
         min_tokens=ask.min_tokens,
         stop_ids=tuple(ask.stop_ids),
         ignore_eos=ask.ignore_eos,
-        logit_bias=_biases(ask.logit_bias),
+        logit_bias=_biases(ask.logit_bias) if ask.logit_bias else (),
         allowed_ids=tuple(ask.allowed_ids),
         masked=masked,
     )
@@ -154,8 +159,6 @@ def sampling_of(ask: Ask, *, seeds: Callable[[], int], masked: bool) -> Sampling
 
 def _biases(biases: dict[str, float]) -> tuple[tuple[int, float], ...]:
     """JSON has no other keys than text."""
-    if not biases:
-        return ()
     if not all(token.isdecimal() and len(token) < 10 for token in biases):
         raise InvalidInput("logit_bias maps token ids to numbers", param="logit_bias")
     return tuple((int(token), bias) for token, bias in biases.items())

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 
+from msgspec.structs import astuple
+
 from headrace.core.caller import Caller
 from headrace.core.errors import HeadraceError
 from headrace.core.event import Counters, Waits
@@ -17,6 +19,16 @@ from headrace.streams.stream import Stream
 
 # An enumeration looks for a value by way of several calls.
 _NAMES = {stage: stage.value for stage in Stage}
+# Whose time each of `Waits` is.
+_WAITS = (
+    Stage.WAIT_CAPACITY,
+    Stage.WAIT_FAIRNESS,
+    Stage.PREFILL,
+    Stage.PREFILL_OTHERS,
+    Stage.DECODE,
+    Stage.PREEMPTED,
+    Stage.CLIENT,
+)
 
 
 class Life:
@@ -108,7 +120,6 @@ class Life:
         self.attempts += 1
         self.replica = replica
         self.tried.add(replica)
-        self.stream.bind(card.fingerprint)
         self.numerics = numerics_of(card)
         self.stages.enter(Stage.TRANSFER, now_s)
         self.submitted_s = now_s
@@ -209,20 +220,12 @@ def numerics_of(card: WorkerCard) -> str:
 
 def spread(stages: StageClock, waits: Waits, interval_s: float) -> None:
     """Move what the engine accounts for from TRANSFER, which had all of the interval, to where it belongs."""
-    parts = (
-        (Stage.WAIT_CAPACITY, waits.wait_capacity_s),
-        (Stage.WAIT_FAIRNESS, waits.wait_fairness_s),
-        (Stage.PREFILL, waits.prefill_s),
-        (Stage.PREFILL_OTHERS, waits.prefill_others_s),
-        (Stage.DECODE, waits.decode_s),
-        (Stage.PREEMPTED, waits.preempted_s),
-        (Stage.CLIENT, waits.paused_s),
-    )
-    stay_s = sum([spent_s for _, spent_s in parts])
+    parts = astuple(waits)
+    stay_s: float = sum(parts)
     # Two clocks: a stay that seems longer than the interval it lies in is the interval.
     scale = min(1.0, interval_s / stay_s) if stay_s > 0.0 else 0.0
     seconds = stages.seconds
-    for stage, spent_s in parts:
+    for stage, spent_s in zip(_WAITS, parts, strict=True):
         if spent_s > 0.0:
             seconds[stage] = seconds.get(stage, 0.0) + spent_s * scale
     seconds[Stage.TRANSFER] = max(0.0, seconds.get(Stage.TRANSFER, 0.0) - stay_s * scale)

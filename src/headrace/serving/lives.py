@@ -39,8 +39,7 @@ _COUNTER = struct.Struct("<i")
 
 
 class Guard:
-    """Around what is said of one life. A class, since one made from a generator takes several times as long, and there
-    are some in every frame."""
+    """Around what is said of one life."""
 
     __slots__ = ("_life", "_lives")
 
@@ -54,8 +53,7 @@ class Guard:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         if not isinstance(error, Exception):
             return False
-        log.error("something of request %s could not be told", self._life.stream.id, exc_info=error)
-        self._lives.break_off(self._life)
+        self._lives.mistold(self._life, error)
         return True
 
 
@@ -268,6 +266,11 @@ class Lives:
         """What goes wrong in here ends this life alone."""
         return Guard(self, life)
 
+    def mistold(self, life: Life, error: Exception) -> None:
+        """Something of it could not be told, for a fault of ours."""
+        log.error("something of request %s could not be told", life.stream.id, exc_info=error)
+        self.break_off(life)
+
     def break_off(self, life: Life) -> None:
         """Something of a reply is lost: it ends now, so that it cannot end as if it were whole."""
         if life.refuse(HeadraceError(INTERNAL.message)):
@@ -297,11 +300,14 @@ class Lives:
             if end.outcome is not Outcome.FINISHED and not voice.is_stopped:
                 failed.append((life, failure_of_end(end)))
                 continue
-            with self.guard(life):
+            try:
                 self._close(voice, end.reason, said, now_s)
-                if not life.left:
-                    life.submitted_s = voice.submitted_s
-                    over.append((life, end))
+            except Exception as error:  # noqa: BLE001 - as in `guard`, which would take longer for every end
+                self.mistold(life, error)
+                continue
+            if not life.left:
+                life.submitted_s = voice.submitted_s
+                over.append((life, end))
         self._tell(said, frame.step, now_s)
         for life, end in over:
             self._finish(life, end, now_s)
@@ -311,12 +317,14 @@ class Lives:
     def _finish(self, life: Life, how: End | Failure, now_s: float) -> None:
         if life.stream.is_closed:
             return
-        with self.guard(life):
+        try:
             if isinstance(how, End):
                 self._end(life, how, now_s)
             else:
                 life.close(None, now_s)
                 self.fail(life, how)
+        except Exception as error:  # noqa: BLE001 - likewise
+            self.mistold(life, error)
 
     def _close(self, voice: Voice, reason: str, said: dict[Life, list[Part]], now_s: float) -> None:
         finish = voice.close(reason)

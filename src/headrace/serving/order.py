@@ -42,8 +42,10 @@ def check_order(order: Order) -> None:
 def check_prompts(prepared: Sequence[Prepared]) -> None:
     """What an order comes to is choices times prompt tokens: bounded before anything of it is sent."""
     num_choices = sum([each.ask.n for each in prepared])
+    if num_choices == 1:
+        return
     num_tokens = sum([each.ask.n * len(each.prompt_ids) for each in prepared])
-    if num_choices > 1 and num_tokens > MAX_ORDER_TOKENS:
+    if num_tokens > MAX_ORDER_TOKENS:
         has_choices = any(each.ask.n > 1 for each in prepared)
         raise InvalidInput(
             f"{num_choices} choices with their prompts have {num_tokens} tokens; a request has at most "

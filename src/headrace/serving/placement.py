@@ -47,12 +47,15 @@ class Placement:
         """Submit a life to one replica, wholly; to another one if the first is gone before it has answered.
         WorkerKilled for what is known to kill them."""
         life.kills = self.quarantine.kills_of(life, self._clock.now_s())
-        await self._hash_ahead(life)
+        if life.num_prompt_tokens > _INLINE_TOKENS:
+            await self._hash_ahead(life)
         while True:
             replica = self._pick(life)
             admitted = life.admitted()
             try:
                 self._submit(life, replica, life.voices)
+                for voice in life.voices:
+                    voice.listen()
                 await admitted
                 return
             except Unreachable:
@@ -113,11 +116,10 @@ class Placement:
         age_s = life.age_s(now_s)
         parts = [(run, _request(run[0], life, root, chains[id(run[0].prepared)], age_s)) for run in _adjacent(voices)]
         self._lives.submit(replica, parts)
+        life.stream.bind(card.fingerprint)
 
     async def _hash_ahead(self, life: Life) -> None:
         """Long prompts are hashed off the loop, before a replica is picked: all of a version agree on the hashes."""
-        if life.num_prompt_tokens <= _INLINE_TOKENS:
-            return
         cards = (replica.card for replica in self._replicas.of(life.model.name) if replica.is_ready)
         card = next((card for card in cards if card is not None), None)
         if card is None:
@@ -181,9 +183,7 @@ def _follows(voice: Voice, last: Voice) -> bool:
 def _sampling(voice: Voice) -> SamplingParams:
     """What was told of the prompt is not asked for again."""
     sampling = voice.prepared.sampling
-    if voice.heard and sampling.prompt_logprobs is not None:
-        return replace(sampling, prompt_logprobs=None)
-    return sampling
+    return sampling if sampling.prompt_logprobs is None else replace(sampling, prompt_logprobs=None)
 
 
 def _request(voice: Voice, life: Life, root: bytes, hashes: tuple[bytes, ...], age_s: float) -> Request:
@@ -197,7 +197,7 @@ def _request(voice: Voice, life: Life, root: bytes, hashes: tuple[bytes, ...], a
         prompt_ids=voice.prepared.prompt_ids,
         # With what is replayed: that counts as output.
         max_tokens=voice.most_tokens if voice.heard and voice.most_tokens else ask.max_tokens,
-        sampling=_sampling(voice),
+        sampling=_sampling(voice) if voice.heard else voice.prepared.sampling,
         choice=voice.choice_of_ask,
         tier=caller.tier if ask.priority is None else min(caller.tier, ask.priority),
         ttft_target_s=ask.ttft_target_s,

@@ -14,7 +14,7 @@ from headrace.core.request import MAX_LOGPROBS, SamplingParams, check_sampling
 from headrace.serving.ask import Ask, check_ask, sampling_of, shape_of
 from headrace.serving.model_text import ModelText
 from headrace.serving.tools import ToolPlan, plan_tools
-from headrace.text.fitting import Room, encode_within
+from headrace.text.fitting import Room, encode_small, encode_within
 from headrace.text.grammar import Grammar
 from headrace.text.rendering import Traits
 from headrace.text.stop import StopWindow
@@ -104,12 +104,14 @@ def prepare_sync(model: ModelText, ask: Ask, *, seeds: Callable[[], int], now_s:
 
 async def _encode(model: ModelText, drafts: Sequence[_Draft], most_tokens: int) -> list[list[int]]:
     """Away from the loop, unless handing it over would take longer than to do it."""
-    texts = [draft.pieces for draft in drafts if draft.pieces is not None]
-    rooms = [Room(most_tokens, draft.ask.truncate_prompt_tokens) for draft in drafts if draft.pieces is not None]
-    size = sum([len(piece) for pieces in texts for piece in pieces if isinstance(piece, str)])
-    if size <= INLINE_CHARS:
-        return encode_within(model.tokenizer, texts, rooms, one_by_one=True)
-    return await model.encoders.encode_batch(texts, rooms)
+    jobs = [
+        (draft.pieces, Room(most_tokens, draft.ask.truncate_prompt_tokens))
+        for draft in drafts
+        if draft.pieces is not None
+    ]
+    if sum([len(piece) for pieces, _ in jobs for piece in pieces if isinstance(piece, str)]) <= INLINE_CHARS:
+        return [encode_small(model.tokenizer, pieces, room) for pieces, room in jobs]
+    return await model.encoders.encode_batch([pieces for pieces, _ in jobs], [room for _, room in jobs])
 
 
 async def encode_prompt(model: ModelText, ask: Ask, *, now_s: float, framed: bool = True) -> list[int]:
@@ -126,6 +128,8 @@ def _check_scores(model: ModelText, prepared: Sequence[Prepared]) -> None:
     found = 0
     for one in prepared:
         sampling, num_prompt = one.sampling, len(one.prompt_ids)
+        if sampling.logprobs is None and sampling.prompt_logprobs is None:
+            continue
         num_output = model.context_len - num_prompt
         if one.ask.max_tokens is not None:
             num_output = min(one.ask.max_tokens, num_output)
@@ -178,7 +182,7 @@ def _draft(
     messages = ask.messages if ask.messages is not None else [{"role": "user", "content": ask.prompt}]
     tools = ToolPlan(()) if traits is None else plan_tools(ask, messages, model.syntax, traits)
     shape = shape_of(ask) if tools.grammar is None else ""
-    grammar = tools.grammar or grammar_of(ask, shape)
+    grammar = grammar_of(ask, shape) if shape else tools.grammar
     blamed = shape if tools.grammar is None else "tools"
     if grammar is not None and not model.eos_ids:
         raise InvalidInput("this model's end is unknown, so no grammar can end its reply", param=blamed)

@@ -45,7 +45,8 @@ class Scribe:
 
     def __exit__(self, *error: object) -> None:
         self._is_held = False
-        self._flush()
+        if self._entries:
+            self._flush()
 
     def bury(self, birth: Birth, number: int, failure: Failure) -> None:
         """End a stream that nobody can speak for any more, in the journal alone: it is not asked for again."""
@@ -68,10 +69,9 @@ class Scribe:
             self._flush()
 
     def _flush(self) -> None:
-        if self._entries:
-            entries, self._entries = self._entries, []
-            streams, self._streams = self._streams, []
-            self._append(entries, streams)
+        entries, self._entries = self._entries, []
+        streams, self._streams = self._streams, []
+        self._append(entries, streams)
 
     def _append(self, entries: list[Entry], streams: list[Stream]) -> None:
         """A journal does not raise. If one did, the readers of all these streams would wait for ever."""

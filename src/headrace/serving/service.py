@@ -159,10 +159,14 @@ class Service:
         model = self.model(order.model)
         if not model.tokenizer.can_stream:
             raise InvalidModel("The model's vocabulary cannot be turned back into text token by token.")
-        await self._enter(stages, Stage.TOKENISE)
+        stages.enter(Stage.TOKENISE, self._clock.now_s())
+        if self._inject:
+            await self._delay(Stage.TOKENISE)
         prepared = await prepare(model, order.asks, now_s=self._wall_s(), seeds=self._seeds)
         check_prompts(prepared)
-        await self._enter(stages, Stage.ROUTE)
+        stages.enter(Stage.ROUTE, self._clock.now_s())
+        if self._inject:
+            await self._delay(Stage.ROUTE)
         stream = Stream(order.request_id, caller.tenant, order.dialect, model=model.name, created_s=self._wall_s())
         life = Life(stream, caller, stages, model, counts=order.counts)
         life.prepare(prepared)
@@ -178,8 +182,6 @@ class Service:
                 self._scribe.forget(stream)
             raise
         self._open[stream] = life
-        for voice in life.voices:
-            voice.listen()
         return stream
 
     async def revive_beside(self, kept: Kept) -> Stream | None:
@@ -305,8 +307,7 @@ class Service:
     async def detokenize(self, name: str, ids: Sequence[int]) -> str:
         return await asyncio.to_thread(self.model(name).tokenizer.decode, ids)
 
-    async def _enter(self, stages: StageClock, stage: Stage) -> None:
-        stages.enter(stage, self._clock.now_s())
+    async def _delay(self, stage: Stage) -> None:
         delay_s = self._inject.get(stage, 0.0)
         if delay_s > 0.0:
             await asyncio.sleep(delay_s)

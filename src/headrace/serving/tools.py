@@ -38,7 +38,7 @@ class ToolPlan(Struct, frozen=True):
 
 def plan_tools(ask: Ask, messages: Sequence[Mapping[str, Any]], syntax: str, traits: Traits) -> ToolPlan:
     """With `tool_choice` none the model is not told of its tools at all."""
-    names = _names(ask.tools)
+    names = _names(ask.tools) if ask.tools else set()
     if not traits.tool_calls:
         messages = _written_out(messages, syntax)
     if ask.tool_choice not in TOOL_CHOICES and ask.tool_choice not in names:

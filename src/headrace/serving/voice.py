@@ -203,7 +203,7 @@ class Voice:
     def close(self, reason: str) -> str:
         """No more tokens will come, for this reason. Returns the finish to tell; what was held back is told with it."""
         if not self.prepared.ask.score_only:
-            rest = self.listen().finish()
+            rest = (self.choice or self.listen()).finish()
             if self._calls is None:
                 self._text += rest
             else:

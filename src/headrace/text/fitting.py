@@ -14,6 +14,8 @@ from headrace.text.tokenizer import Piece, Tokenizer
 # What is usual; a text that is shorter by it is encoded at once.
 _CHARS_PER_TOKEN = 4
 _SLICE_CHARS = 64 << 10
+# A prompt that is no longer is encoded at once whatever room there is.
+_SMALL_CHARS = _SLICE_CHARS // 8
 # Each cut makes a few tokens more of a slice than it is in the whole, never twice as many.
 _CERTAINTY = 2
 # Tokens before those that are wanted: a cut reaches no further.
@@ -40,6 +42,11 @@ def encode_within(
         encoded = tokenizer.encode_batch(prompts, one_by_one=one_by_one)
         return [_cut(ids, room) for ids, room in zip(encoded, rooms, strict=True)]
     return [_encode(tokenizer, parts, room) for parts, room in zip(prompts, rooms, strict=True)]
+
+
+def encode_small(tokenizer: Tokenizer, parts: Sequence[Piece], room: Room) -> list[int]:
+    """As `encode_within`, of a prompt that is known to be small."""
+    return _cut(tokenizer.encode_alone(parts), room)
 
 
 def _encode(tokenizer: Tokenizer, parts: Sequence[Piece], room: Room) -> list[int]:
@@ -83,7 +90,7 @@ def _cut(ids: list[int], room: Room) -> list[int]:
 
 def _is_short(parts: Sequence[Piece], room: Room) -> bool:
     tokens = room.num_tokens if room.last is None else min(room.last + _MARGIN_TOKENS, room.num_tokens)
-    return _size(parts) <= max(_CHARS_PER_TOKEN * tokens, _SLICE_CHARS // 8)
+    return _size(parts) <= max(_CHARS_PER_TOKEN * tokens, _SMALL_CHARS)
 
 
 def _size(parts: Sequence[Piece]) -> int:

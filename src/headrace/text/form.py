@@ -36,7 +36,11 @@ class Form(Struct, frozen=True, array_like=True):
     absent: list[str] = []
 
     def fits(self, contents: Sequence[str]) -> bool:
-        return not any(text in content for text in self.absent for content in contents)
+        for text in self.absent:
+            for content in contents:
+                if text in content:
+                    return False
+        return True
 
     def fill(self, contents: Sequence[str]) -> list[str | int]:
         return [
@@ -93,11 +97,15 @@ def contents_of(messages: Sequence[Mapping[str, Any]]) -> list[str] | None:
     much of it."""
     if len(messages) > MAX_MESSAGES:
         return None
-    contents = [text_of(message) for message in messages]
-    texts = [text for text in contents if text is not None]
-    if len(texts) < len(contents) or sum([len(text) for text in texts]) > MAX_CHARS:
-        return None
-    return None if any(not text or text.isspace() for text in texts) else texts
+    contents: list[str] = []
+    num_chars = 0
+    for message in messages:
+        text = text_of(message)
+        if not text or text.isspace():
+            return None
+        contents.append(text)
+        num_chars += len(text)
+    return None if num_chars > MAX_CHARS else contents
 
 
 def text_of(message: Mapping[str, Any]) -> str | None:

@@ -82,7 +82,7 @@ class ChatTemplate:
 
     async def render(self, conversation: Conversation) -> list[str | int]:
         """By the template's own process, unless the form of such conversations is known."""
-        messages = self._messages(conversation, await self.describe())
+        messages = self._messages(conversation, self._traits or await self.describe())
         contents = None if conversation.tools or conversation.variables else contents_of(messages)
         if contents is not None:
             shape = shape_of(messages, add_generation_prompt=conversation.add_generation_prompt)

@@ -72,9 +72,9 @@ class Tokenizer:
     def encode_batch(self, prompts: Sequence[Sequence[Piece]], *, one_by_one: bool = False) -> list[list[int]]:
         """Ids of each prompt. The interpreter is free meanwhile. `one_by_one` takes no more than one of the
         library's own threads, so that a large prompt leaves some to others."""
-        jobs = [_join_texts(parts) for parts in prompts]
         if one_by_one:
-            return [self._encode_alone(parts) for parts in jobs]
+            return [self.encode_alone(parts) for parts in prompts]
+        jobs = [_join_texts(parts) for parts in prompts]
         first = [part for parts in jobs for part in parts[:1] if isinstance(part, str)]
         rest = [part for parts in jobs for part in parts[1:] if isinstance(part, str)]
         first_ids = iter(_encode(self._opening, first))
@@ -90,14 +90,22 @@ class Tokenizer:
             results.append(ids)
         return results
 
-    def _encode_alone(self, parts: Sequence[Piece]) -> list[int]:
+    def encode_alone(self, parts: Sequence[Piece]) -> list[int]:
+        """Ids of one prompt, text by text."""
         ids: list[int] = []
-        for column, part in enumerate(parts):
-            if isinstance(part, int):
-                ids.append(part)
-            else:
-                ids += _encode(self._following if column else self._opening, (part,))[0]
-        return ids
+        run = ""
+        for part in parts:
+            if isinstance(part, str):
+                run += part
+                continue
+            if run:
+                ids += self._encode_run(run, ids)
+                run = ""
+            ids.append(part)
+        return ids + self._encode_run(run, ids) if run else ids
+
+    def _encode_run(self, text: str, before: list[int]) -> list[int]:
+        return _encode(self._following if before else self._opening, [text])[0]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids` without control tokens; what a `Detokenizer` gives in parts."""
@@ -133,10 +141,10 @@ def _join_texts(parts: Sequence[Piece]) -> list[Piece]:
     return joined
 
 
-def _encode(encoder: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+def _encode(encoder: tokenizers.Tokenizer, texts: list[str]) -> list[list[int]]:
     try:
         # encode_batch_fast lets go of the interpreter, as `encode` does not, and computes no offsets.
-        return [encoding.ids for encoding in encoder.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [encoding.ids for encoding in encoder.encode_batch_fast(texts, add_special_tokens=False)]
     except TypeError as error:
         raise InvalidInput("A text has half of a surrogate pair, which is no character.") from error
 

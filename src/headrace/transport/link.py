@@ -1,4 +1,5 @@
-"""A link over a stream socket, whatever kind: writes of a loop turn leave together, reads are cut into messages.
+"""A link over a stream socket, whatever kind: what is sent in a loop turn leaves together at its end, but for a small
+message that is the first of its turn. That leaves at once: the other end may wait for it. Reads are cut into messages.
 
 Owns one connection's buffers, deadlines and end. Knows neither addresses nor who may connect. The loop's thread does
 everything but `post`, which writes past the loop where nothing waits to be written.
@@ -19,6 +20,8 @@ CLOSED_HERE = "closed by this end"
 OTHER_LEFT = "the other end left"
 # What is handed to the transport at once, so that what it holds stays small and what waits is counted here.
 _CHUNK_BYTES = 256 << 10
+# Of a message whose writing takes no longer than to come back to it in the next turn.
+_SMALL_BYTES = 16 << 10
 
 PeerName = Callable[[asyncio.Transport], str]
 
@@ -76,10 +79,13 @@ class SocketLink(asyncio.Protocol):
         if self._why:
             return
         with self._lock:
-            self._unsent_bytes += self._encoder.append(message, self._batch)
+            size_bytes = self._encoder.append(message, self._batch)
+            self._unsent_bytes += size_bytes
         if self.pending_bytes > self._limits.max_pending_bytes:
             self._fail_full()
         elif not self._is_flush_due:
+            if size_bytes <= _SMALL_BYTES:
+                self._flush()
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
 

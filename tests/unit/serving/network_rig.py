@@ -184,7 +184,7 @@ class HandWorker:
             del self._key_of[number]
             self.matchers.remove(number)
         if keys or ended:
-            rows = Frame.pack_rows(np.array(keys, np.int64), step.indices, step.tokens, step.counters)
+            rows = Frame.pack_rows(keys, step.indices, step.tokens, step.counters)
             self._send(Frame(0, step.step, *rows, ended=ended, scores=scores))
 
     def _scores(self, rows: list[tuple[int, int, int]]) -> ScoreTable | None:

@@ -100,7 +100,7 @@ class TurnedWorker:
 
     def _send(self, frames: list[tuple[int, Frame]]) -> None:
         self.frames += len(frames)
-        self.links.deliver(self.links.number(frames))
+        self.links.deliver(frames)
 
     def connect(self, replica: Replica, gateway: str) -> None:
         """Also what a new life of the worker is found by."""

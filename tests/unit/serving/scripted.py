@@ -73,7 +73,7 @@ class ScriptedWorker:
             indices.append(self._emitted[key])
             self._emitted[key] += 1
         rows = Frame.pack_rows(
-            np.array(list(tokens), np.int64),
+            list(tokens),
             np.array(indices, np.int32),
             np.array(list(tokens.values()), np.int32),
             np.zeros((len(tokens), 6), np.int32),

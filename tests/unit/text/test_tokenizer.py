@@ -75,6 +75,9 @@ def test_neighbouring_texts_are_one_text() -> None:
         [],
         [1, *smollm2.encode_text("b"), 2],
     ]
+    prompts: list[list[str | int]] = [["Hel", "", "lo", " wor", "ld"], ["", 1, ""], [], [1, "b", "c", 2, 3, "d"]]
+    for parts in prompts:
+        assert smollm2.encode_alone(parts) == smollm2.encode_parts(parts)
 
 
 def test_a_character_the_vocabulary_cannot_spell_is_left_out_and_never_ends_the_text() -> None:

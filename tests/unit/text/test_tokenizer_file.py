@@ -120,6 +120,7 @@ def test_only_the_first_text_of_a_prompt_gets_a_space_where_the_file_says_first(
     tokens = load(library)
     assert tokens.encode_parts(["a", 3, "a"]) == library.encode("a<s>a").ids == [2, 3, 1]
     assert tokens.encode_parts([3, "a"]) == library.encode("<s>a").ids == [3, 1]
+    assert tokens.encode_alone(["a", 3, "a"]) == [2, 3, 1] and tokens.encode_alone([3, "a"]) == [3, 1]
 
 
 def test_a_llama_2_file_is_the_same_as_its_gguf() -> None:

@@ -3,7 +3,7 @@ from typing import Any, cast
 
 from headrace.transport.link import SocketLink
 from headrace.transport.reception import Reception
-from headrace.transport.wire import PREAMBLE, Limits
+from headrace.transport.wire import PREAMBLE, Encoder, Limits
 from tests.unit.transport.rig import Ear, Known, Note, run
 
 
@@ -41,17 +41,35 @@ def connect(limits: Limits | None = None) -> tuple[SocketLink, Wire, list[Ear]]:
     return link, wire, ears
 
 
-def test_what_is_sent_in_one_turn_leaves_in_one_write() -> None:
+def test_a_small_first_message_of_a_turn_leaves_at_once_and_all_behind_it_in_one_write() -> None:
     async def story() -> None:
         link, wire, _ = connect()
         for number in range(100):
             link.send(Note(number))
+            assert len(wire.writes) == 2
+        await asyncio.sleep(0)
+        assert len(wire.writes) == 3
+        link.send(Note(100))
+        assert len(wire.writes) == 4
+        await asyncio.sleep(0)
+        assert len(wire.writes) == 4
+        encoded, sent = bytearray(), Encoder(1 << 20)
+        for number in range(101):
+            sent.append(Note(number), encoded)
+        assert b"".join(wire.writes) == PREAMBLE + encoded
+        link.abandon("done")
+
+    run("asyncio", story())
+
+
+def test_a_large_message_leaves_with_all_others_of_its_turn() -> None:
+    async def story() -> None:
+        link, wire, _ = connect()
+        for number in range(3):
+            link.send(Note(number, bytes(32 << 10)))
         assert wire.writes == [PREAMBLE]
         await asyncio.sleep(0)
         assert len(wire.writes) == 2
-        link.send(Note(100))
-        await asyncio.sleep(0)
-        assert len(wire.writes) == 3
         link.abandon("done")
 
     run("asyncio", story())

@@ -5,9 +5,10 @@ from it. The first event names the role of every choice.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import chain
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from headrace.gateway.dialects.envelope import Envelope, Heading, Wants, encode_json, usage_reply
@@ -31,15 +32,21 @@ _ROLE = "assistant"
 _BEFORE, _AFTER = b',"delta":{"content":', b'},"logprobs":null,"finish_reason":null}'
 
 
-class ChatDialect:
+class ChatDialect(Struct, frozen=True, dict=True):
     """`num_choices` of all prompts together."""
 
-    def __init__(self, heading: Heading, wants: Wants, num_choices: int) -> None:
-        self.heading = heading
-        self.wants = wants
-        self.num_choices = num_choices
-        self._is_plain = wants.is_plain
-        self._envelope = Envelope(heading, "chat.completion.chunk", wants, _BEFORE, _AFTER)
+    heading: Heading
+    wants: Wants
+    num_choices: int
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        return self.wants.is_plain
+
+    @cached_property
+    def _envelope(self) -> Envelope:
+        """Made with the first frame: what is answered whole has none, nor has a dialect before it is bound."""
+        return Envelope(self.heading, "chat.completion.chunk", self.wants, _BEFORE, _AFTER)
 
     def bound(self, created_s: float, fingerprint: str) -> "ChatDialect":
         heading = replace(self.heading, created=int(created_s), fingerprint=fingerprint)
@@ -150,15 +157,20 @@ class ChatDialect:
 
     def _choice(self, index: int, parts: Sequence[Part]) -> ChatChoice:
         wants = self.wants
-        finish = next((part.finish for part in reversed(parts) if part.finish is not None), "error")
+        finish, texts, deltas = "error", [wants.opening], list[CallDelta]()
+        for part in parts:
+            texts.append(part.text)
+            if part.calls:
+                deltas += part.calls
+                texts += [call.broken_text for call in part.calls]
+            if part.finish is not None:
+                finish = part.finish
         if finish == "error":
             raise StreamFailed(Failure("internal_error", "A choice of this request failed."))
-        calls = _whole_calls([call for part in parts for call in part.calls])
+        calls = _whole_calls(deltas) if deltas else []
         if finish == "tool_calls" and not calls:
             finish = "stop"
-        text = wants.opening + "".join(
-            [part.text + "".join([call.broken_text for call in part.calls]) for part in parts]
-        )
+        text = "".join(texts)
         content = None if calls and not text else text
         if wants.legacy_calls:
             message = MessageReply(content=content, function_call=calls[0].function if calls else UNSET)
@@ -187,8 +199,6 @@ def _call_chunk(call: CallDelta) -> CallChunk:
 
 def _whole_calls(deltas: Sequence[CallDelta]) -> list[CallReply]:
     """Calls by index, without those that stopped being one."""
-    if not deltas:
-        return []
     by_index: dict[int, list[CallDelta]] = {}
     for delta in deltas:
         by_index.setdefault(delta.index, []).append(delta)

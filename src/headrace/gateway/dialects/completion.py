@@ -4,9 +4,10 @@ One event per record, as in chat. What is told of a prompt (an echo, its log-pro
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import chain
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from headrace.gateway.dialects.envelope import Envelope, Heading, Wants, encode_json, usage_reply
@@ -19,13 +20,19 @@ from headrace.streams.record import Failure, Part, Record, Usage
 _BEFORE, _AFTER = b',"text":', b',"logprobs":null,"finish_reason":null}'
 
 
-class CompletionDialect:
-    def __init__(self, heading: Heading, wants: Wants, num_choices: int) -> None:
-        self.heading = heading
-        self.wants = wants
-        self.num_choices = num_choices
-        self._is_plain = wants.is_plain
-        self._envelope = Envelope(heading, "text_completion", wants, _BEFORE, _AFTER)
+class CompletionDialect(Struct, frozen=True, dict=True):
+    heading: Heading
+    wants: Wants
+    num_choices: int
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        return self.wants.is_plain
+
+    @cached_property
+    def _envelope(self) -> Envelope:
+        """Made with the first frame: what is answered whole has none, nor has a dialect before it is bound."""
+        return Envelope(self.heading, "text_completion", self.wants, _BEFORE, _AFTER)
 
     def bound(self, created_s: float, fingerprint: str) -> "CompletionDialect":
         heading = replace(self.heading, created=int(created_s), fingerprint=fingerprint)

@@ -5,8 +5,6 @@ tells more of a chunk and in the last one the stages, is there where the client 
 there, with usage or without: a client that knows OpenAI's chunks sees nothing else.
 """
 
-from functools import cached_property
-
 import msgspec
 from msgspec import UNSET, Struct
 
@@ -59,34 +57,13 @@ class Envelope:
 
     def __init__(self, heading: Heading, kind: str, wants: Wants, before: bytes, after: bytes) -> None:
         self._heading = heading
-        self._kind = kind
         self._wants = wants
         self._before = before
-        self._after = after
-
-    # Made with the first frame: what is answered whole has none, nor has a dialect before it is bound.
-
-    @cached_property
-    def _head(self) -> bytes:
-        """Behind `id: N` up to the choices."""
-        heading = self._heading
-        fields: dict[str, object] = {
-            "id": heading.id,
-            "object": self._kind,
-            "created": heading.created,
-            "model": heading.model,
-            "system_fingerprint": heading.fingerprint or None,
-        }
-        if heading.service_tier is not None:
-            fields["service_tier"] = heading.service_tier
-        return b"\ndata: " + encode_json(fields)[:-1] + b',"choices":['
-
-    @cached_property
-    def _text_ends(self) -> tuple[bytes, bytes]:
-        """What is before the index of a choice that is nothing but a text, and what is behind the text."""
-        wants = self._wants
+        # Behind `id: N` up to the choices.
+        self._head = _head_of(heading, kind)
+        # What is before the index of a choice that is nothing but a text, and what is behind the text.
         tail = b'],"usage":null}\n\n' if wants.usage or wants.running_usage else b"]}\n\n"
-        return self._head + b'{"index":', self._after + tail
+        self._text_ends = (self._head + b'{"index":', after + tail)
 
     def text(self, number: int, choice: int, text: str) -> bytes:
         """The chunk of a record that is a text of one choice and nothing else; nothing where that is empty."""
@@ -135,6 +112,19 @@ class Envelope:
             if ending is None
             else {stage: round(seconds * 1e3, 3) for stage, seconds in ending.stages.items()},
         )
+
+
+def _head_of(heading: Heading, kind: str) -> bytes:
+    fields: dict[str, object] = {
+        "id": heading.id,
+        "object": kind,
+        "created": heading.created,
+        "model": heading.model,
+        "system_fingerprint": heading.fingerprint or None,
+    }
+    if heading.service_tier is not None:
+        fields["service_tier"] = heading.service_tier
+    return b"\ndata: " + encode_json(fields)[:-1] + b',"choices":['
 
 
 def chunk_of(event: bytes) -> bytes:

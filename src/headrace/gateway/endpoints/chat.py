@@ -26,17 +26,16 @@ async def chat(exchange: Exchange, service: Service) -> None:
     asks = chat_asks(body, caller_of(exchange).tier, read_targets(exchange.headers))
     wants = chat_wants(body, asks[0], metadata=wants_metadata(exchange.headers))
     tier = None if body.service_tier is None else "default"
-    dialect = ChatDialect(heading_of("chatcmpl-", exchange, model.name, tier), wants, asks[0].n)
     order = Order(
         request_id=exchange.request_id,
         model=model.name,
         asks=asks,
-        dialect=dialect,
+        dialect=ChatDialect(heading_of("chatcmpl-", exchange, model.name, tier), wants, asks[0].n),
         streamed=bool(body.stream),
         counts=wants.running_usage,
         grace_s=exchange.chosen_grace_s,
     )
-    await answer(exchange, service, order, dialect, body)
+    await answer(exchange, service, order, body)
 
 
 def chat_wants(body: ChatBody, ask: Ask, *, metadata: bool) -> Wants:
@@ -49,15 +48,15 @@ def chat_wants(body: ChatBody, ask: Ask, *, metadata: bool) -> Wants:
         prompt_logprobs=body.prompt_logprobs is not None,
         token_ids=bool(body.return_token_ids),
         legacy_calls=body.functions is not None or body.function_call is not None,
-        opening=_opening(body, ask),
+        opening=_opening(ask) if body.echo else "",
     )
 
 
-def _opening(body: ChatBody, ask: Ask) -> str:
+def _opening(ask: Ask) -> str:
     """As vLLM's `echo`: an assistant's message that the reply continues stands before it."""
     last = ask.messages[-1] if ask.messages else {}
     content = last.get("content")
-    return content if body.echo and last.get("role") == "assistant" and isinstance(content, str) else ""
+    return content if last.get("role") == "assistant" and isinstance(content, str) else ""
 
 
 ROUTES = (

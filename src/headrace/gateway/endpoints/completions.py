@@ -23,17 +23,16 @@ async def completions(exchange: Exchange, service: Service) -> None:
     model = service.model(body.model)
     asks = completion_asks(body, caller_of(exchange).tier, read_targets(exchange.headers))
     wants = completion_wants(body, metadata=wants_metadata(exchange.headers))
-    dialect = CompletionDialect(heading_of("cmpl-", exchange, model.name), wants, sum(ask.n for ask in asks))
     order = Order(
         request_id=exchange.request_id,
         model=model.name,
         asks=asks,
-        dialect=dialect,
+        dialect=CompletionDialect(heading_of("cmpl-", exchange, model.name), wants, sum(ask.n for ask in asks)),
         streamed=bool(body.stream),
         counts=wants.running_usage,
         grace_s=exchange.chosen_grace_s,
     )
-    await answer(exchange, service, order, dialect, body)
+    await answer(exchange, service, order, body)
 
 
 def completion_wants(body: CompletionBody, *, metadata: bool) -> Wants:

@@ -1,7 +1,7 @@
 """From an order to its answer, streamed or whole: what the generating endpoints have in common."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 from headrace.core.caller import Caller
 from headrace.core.errors import HeadraceError
@@ -13,24 +13,17 @@ from headrace.gateway.schemas.chat import ChatBody
 from headrace.gateway.schemas.completion import CompletionBody
 from headrace.serving.order import Order
 from headrace.serving.service import Service
-from headrace.streams.record import Record, Usage
+from headrace.streams.record import Dialect, Record, Usage
 from headrace.streams.stream import Stream
 
 # Tokens and alternatives that are worded within a millisecond or two; more are in a thread.
 LARGE_REPLY = 1000
 
 
-class WholeDialect(Protocol):
-    """A dialect that can also say everything at once."""
-
-    @property
-    def heading(self) -> Heading: ...
-
-    def frame(self, record: Record) -> bytes: ...
+class WholeDialect(Dialect, Protocol):
+    """One that can also say everything at once, as those of the orders here can."""
 
     def reply(self, records: Sequence[Record]) -> object: ...
-
-    def bound(self, created_s: float, fingerprint: str) -> "WholeDialect": ...
 
 
 def heading_of(prefix: str, exchange: Exchange, model: str, service_tier: str | None = None) -> Heading:
@@ -50,9 +43,7 @@ def caller_of(exchange: Exchange) -> Caller:
     return exchange.caller
 
 
-async def answer(
-    exchange: Exchange, service: Service, order: Order, dialect: WholeDialect, body: ChatBody | CompletionBody
-) -> None:
+async def answer(exchange: Exchange, service: Service, order: Order, body: ChatBody | CompletionBody) -> None:
     """Open the order and answer with its stream."""
     try:
         stream = await service.open(order, caller_of(exchange), exchange.stages)
@@ -62,7 +53,7 @@ async def answer(
     if order.streamed:
         return await exchange.stream(stream, is_scored=order.asks[0].logprobs is not None)
     records = await exchange.collect(stream)
-    dialect = dialect.bound(stream.created_s, stream.fingerprint)
+    dialect = cast(WholeDialect, stream.dialect)
     if _num_told(order, stream) <= LARGE_REPLY:
         await exchange.reply(dialect.reply(records))
     else:

@@ -57,7 +57,9 @@ def chat_asks(body: ChatBody, tier: Tier, targets: Targets) -> tuple[Ask, ...]:
             tool_choice=rules.choice,
             parallel_tool_calls=rules.is_parallel,
             chat_template_kwargs=_variables(body),
-            add_generation_prompt=_adds_prompt(body),
+            add_generation_prompt=not body.continue_final_message
+            if body.add_generation_prompt is None
+            else body.add_generation_prompt,
             continue_final_message=bool(body.continue_final_message),
             max_tokens=limit,
             logprobs=logprobs,
@@ -157,12 +159,6 @@ def _tools(body: ChatBody) -> ToolRules:
     if body.functions is not None or body.function_call is not None:
         return function_rules(body.functions, body.function_call)
     return tool_rules(body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls is not False)
-
-
-def _adds_prompt(body: ChatBody) -> bool:
-    if body.add_generation_prompt is None:
-        return not body.continue_final_message
-    return body.add_generation_prompt
 
 
 def _variables(body: ChatBody) -> dict[str, Any]:

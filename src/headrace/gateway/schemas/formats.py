@@ -4,6 +4,7 @@
 `grammar` SGLang's and llama.cpp's. Grammars are read as Lark. At most one may be given.
 """
 
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -97,10 +98,16 @@ _KINDS = (
     ("ebnf", "grammar"),
     ("grammar", "grammar"),
 )
+_values = attrgetter("response_format", "structured_outputs", *(param for param, _ in _KINDS))
+# Of a reply that nothing shapes.
+FREE = Shape()
 
 
 def shape_of(body: ShapeFields) -> Shape:
     """InvalidInput when several fields shape the reply, or a schema is no schema."""
+    values = _values(body)
+    if values.count(None) == len(values):
+        return FREE
     found: list[tuple[str, str, Any]] = []
     if body.response_format is not None:
         found += _from_format(body.response_format)
@@ -111,7 +118,7 @@ def shape_of(body: ShapeFields) -> Shape:
         if value is not None:
             found.append((param, kind, value))
     if not found:
-        return Shape()
+        return FREE
     if len(found) > 1:
         raise InvalidInput(f"{found[0][0]} and {found[1][0]} cannot both shape the reply", param=found[1][0])
     param, kind, value = found[0]

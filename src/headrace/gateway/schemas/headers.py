@@ -30,10 +30,14 @@ TARGET_HEADERS = {
     "deadline_s": "x-headrace-deadline-ms",
     "queue_timeout_s": "x-headrace-queue-timeout-ms",
 }
+_TARGET_HEADERS = frozenset(TARGET_HEADERS.values())
+_NO_TARGETS = Targets()
 
 
 def read_targets(headers: Mapping[str, str]) -> Targets:
     """InvalidInput, naming the header, for what is no positive number of milliseconds."""
+    if _TARGET_HEADERS.isdisjoint(headers):
+        return _NO_TARGETS
     return Targets(
         **{name: _seconds(headers[header], header) for name, header in TARGET_HEADERS.items() if header in headers}
     )

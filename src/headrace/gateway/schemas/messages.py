@@ -97,6 +97,8 @@ class FunctionMessage(Struct, frozen=True, tag_field="role", tag="function"):
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
 Messages = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
 Rendered = dict[str, Any]
+# Of messages that are a text and nothing else.
+_ROLES = {SystemMessage: "system", DeveloperMessage: "developer", UserMessage: "user"}
 
 
 def render_messages(messages: Sequence[Message]) -> list[Rendered]:
@@ -131,12 +133,8 @@ class _Conversation:
                 )
             case FunctionMessage():
                 self.rendered.append(self._function(message, where))
-            case SystemMessage():
-                self.rendered.append(_named("system", message.name, _content(message.content, where)))
-            case DeveloperMessage():
-                self.rendered.append(_named("developer", message.name, _content(message.content, where)))
-            case UserMessage():
-                self.rendered.append(_named("user", message.name, _content(message.content, where)))
+            case _:
+                self.rendered.append(_named(_ROLES[type(message)], message.name, _content(message.content, where)))
 
     def _assistant(self, message: AssistantMessage, where: str) -> Rendered:
         calls = [

@@ -4,6 +4,7 @@ Null is a field that was not given. Everything else that is of the wrong type or
 decoded; what is left to check here is what bounds cannot say.
 """
 
+from operator import attrgetter
 from typing import Any
 
 from msgspec import Struct
@@ -33,7 +34,30 @@ from headrace.gateway.schemas.bounds import (
 )
 from headrace.gateway.schemas.formats import ShapeFields
 
-_FLOATS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+# Fields of an Ask, and what the body calls each.
+_FIELDS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "repetition_penalty": "repetition_penalty",
+    "logit_bias": "logit_bias",
+    "allowed_ids": "allowed_token_ids",
+    "bad_words": "bad_words",
+    "seed": "seed",
+    "stop": "stop",
+    "stop_ids": "stop_token_ids",
+    "include_stop": "include_stop_str_in_output",
+    "ignore_eos": "ignore_eos",
+    "min_tokens": "min_tokens",
+    "skip_special_tokens": "skip_special_tokens",
+    "truncate_prompt_tokens": "truncate_prompt_tokens",
+    "return_token_ids": "return_token_ids",
+    "n": "n",
+}
+_values = attrgetter(*_FIELDS.values())
 
 
 class StreamOptions(Struct, frozen=True):
@@ -78,39 +102,28 @@ class GenerationFields(ShapeFields, frozen=True, kw_only=True):
 
 
 def sampling_fields(body: GenerationFields) -> dict[str, Any]:
-    """The fields of an Ask that sampling needs, where they differ from its defaults."""
-    for name in _FLOATS:
-        value = getattr(body, name)
-        if value is not None:
+    """The fields of an Ask that sampling needs, where they were given."""
+    given = {name: value for name, value in zip(_FIELDS, _values(body), strict=True) if value is not None}
+    for name, value in given.items():
+        if type(value) is float:
             check_float(value, name)
-    for token, bias in (body.logit_bias or {}).items():
+    given.setdefault("temperature", 1.0)
+    if body.logit_bias:
+        _check_biases(body.logit_bias)
+    if isinstance(body.stop, str):
+        given["stop"] = [body.stop]
+    if body.top_k == -1:
+        given["top_k"] = 0
+    if body.truncate_prompt_tokens is not None:
+        given["truncate_prompt_tokens"] = _truncation(body.truncate_prompt_tokens)
+    return given
+
+
+def _check_biases(biases: Biases) -> None:
+    for token, bias in biases.items():
         if not (token.isascii() and token.isdecimal()):
             raise InvalidInput("logit_bias maps token ids to numbers", param="logit_bias")
         check_float(bias, "logit_bias")
-    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    given = {
-        "temperature": 1.0 if body.temperature is None else body.temperature,
-        "top_p": body.top_p,
-        "top_k": None if body.top_k is None else max(body.top_k, 0),
-        "min_p": body.min_p,
-        "presence_penalty": body.presence_penalty,
-        "frequency_penalty": body.frequency_penalty,
-        "repetition_penalty": body.repetition_penalty,
-        "logit_bias": body.logit_bias,
-        "allowed_ids": body.allowed_token_ids,
-        "bad_words": body.bad_words,
-        "seed": body.seed,
-        "stop": stops,
-        "stop_ids": body.stop_token_ids,
-        "include_stop": body.include_stop_str_in_output,
-        "ignore_eos": body.ignore_eos,
-        "min_tokens": body.min_tokens,
-        "skip_special_tokens": body.skip_special_tokens,
-        "truncate_prompt_tokens": _truncation(body.truncate_prompt_tokens),
-        "return_token_ids": body.return_token_ids,
-        "n": body.n,
-    }
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def check_lengths(min_tokens: int | None, max_tokens: int | None, max_param: str) -> None:
@@ -125,7 +138,7 @@ def check_stream(body: GenerationFields) -> None:
         raise InvalidInput("prompt_logprobs is not told in a stream", param="prompt_logprobs")
 
 
-def _truncation(tokens: int | None) -> int | None:
+def _truncation(tokens: int) -> int | None:
     """-1 is as much as the model takes, which is no truncation of what it would take."""
     if tokens == 0:
         raise InvalidInput("truncate_prompt_tokens must be -1 or at least 1", param="truncate_prompt_tokens")
