@@ -40,7 +40,7 @@ def main(url: str) -> None:
         tool_choice="required",
         messages=[{"role": "user", "content": "What is the weather in Paris, in celsius?"}],
     )
-    for call in asked.choices[0].message.tool_calls:
+    for call in asked.choices[0].message.tool_calls or []:
         sys.stdout.write(f"{call.function.name}({call.function.arguments})\n")
 
     shaped = client.chat.completions.create(

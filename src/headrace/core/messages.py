@@ -252,8 +252,8 @@ class ScoreTable(Struct, frozen=True):
 class Frame(Struct, frozen=True, tag="frame"):
     """One step for one gateway: what was accepted, a token per row, what ended, what was refused.
 
-    Acceptances, refusals and ends by command are sent at once, before the next step; `step` is then -1. Where steps are
-    short they come with the next one's tokens instead. `load` counts everything accepted up to this frame.
+    Acceptances, refusals and ends by command are sent at once, before the next step; `step` is then -1. Where the
+    next step will be short they come with its tokens instead. `load` counts everything accepted up to this frame.
     """
 
     number: int

@@ -242,6 +242,11 @@ class Engine:
         return self._state.line.count
 
     @property
+    def queued_prompt_s(self) -> float:
+        """How long the prompts that wait would take."""
+        return self._state.queue_prompt_s
+
+    @property
     def num_running(self) -> int:
         return self._state.table.num_running
 

@@ -147,10 +147,14 @@ class Life:
     def accept(self) -> None:
         """One more choice was accepted."""
         self._num_admitted += 1
-        if self._num_admitted == len(self.voices) and self._admission is not None:
-            if not self._admission.done():
-                self._admission.set_result(None)
-            self._admission = None
+        if self._num_admitted == len(self.voices):
+            self.admit()
+
+    def admit(self) -> None:
+        """Whoever opens it need not wait any longer: its stream tells what becomes of it."""
+        if self._admission is not None and not self._admission.done():
+            self._admission.set_result(None)
+        self._admission = None
 
     def refuse(self, error: HeadraceError) -> bool:
         """Not accepted. False: nobody waits for that any more."""
@@ -187,6 +191,10 @@ class Life:
     def tell_end(self, now_s: float, failure: Failure | None = None) -> None:
         self.failure = failure
         self.stages.enter(Stage.CLIENT, now_s)
+        if failure is not None and self.first_s is not None:
+            # No worker has said where its time went; what came after the first token was for the next ones.
+            speaking_s = now_s - max(self.first_s, self.submitted_s)
+            spread(self.stages, Waits(decode_s=max(0.0, speaking_s)), now_s - self.submitted_s)
         told = {_NAMES[stage]: seconds for stage, seconds in self.stages.seconds.items()}
         self.stream.end(Ending(self.usage(), failure, told), age_s=self.age_s(now_s))
 

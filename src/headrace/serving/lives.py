@@ -11,13 +11,13 @@ import struct
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 
-from headrace.core.errors import HeadraceError, Refused, Unreachable, WorkerKilled
+from headrace.core.errors import HeadraceError, Refused, WorkerKilled
 from headrace.core.event import NUM_COUNTERS, Counter, Outcome
 from headrace.core.hashing import sequence_digest
 from headrace.core.messages import AttachPart, End, Frame, GrammarText, Refusal, SubmitPart, WorkerState
 from headrace.core.ports import Clock
 from headrace.core.request import Request
-from headrace.serving.failures import WORKER_KILLED, WORKER_LOST, error_of, failure_of, failure_of_end
+from headrace.serving.failures import WORKER_KILLED, error_of, failure_of, failure_of_end
 from headrace.serving.life import Life
 from headrace.serving.replica_table import ReplicaEnd
 from headrace.serving.rescue import Rescue, Seeker
@@ -381,8 +381,9 @@ class Lives:
     def _lose(self, life: Life, voices: list[Voice], *, after_s: float = 0.0) -> None:
         """Voices that have no worker any more: those that could say nothing more end, the others go on elsewhere."""
         now_s = self._clock.now_s()
-        if life.stream.is_closed or life.refuse(Unreachable(WORKER_LOST)):
+        if life.stream.is_closed:
             return
+        life.admit()  # a worker may have had it: from here on it is as one that was accepted
         said: dict[Life, list[Part]] = {}
         cut_off = []
         for voice in voices:

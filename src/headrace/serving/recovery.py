@@ -86,9 +86,6 @@ class Recovery:
         guilty = {life for life in accused if life.kills >= most_kills}
         for life in guilty:
             self._placement.quarantine.remember(life, MOST_KILLS, now_s)
-        if len(suspects) == 1 and not guilty and suspects[0].is_opening:
-            # Its client is sent away and may come back with it.
-            self._placement.quarantine.remember(suspects[0], 1, now_s)
         return guilty
 
     def displace(self, life: Life, voices: Sequence[Voice], *, after_s: float = 0.0) -> None:

@@ -101,8 +101,9 @@ class WeightFile:
     def read_tensors(
         self, tensors: Sequence[StoredTensor], advance: Advance
     ) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """The tensors in the order in which they lie, each as a new C-contiguous array. Hashes the whole file."""
-        hasher = hashlib.sha256()
+        """The tensors in the order in which they lie, each as a new C-contiguous array. Hashes the whole file, if
+        it is not hashed ahead."""
+        hasher = self._hasher()
         place = 0
         for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
             self._skip(hasher, place, tensor.offset, advance)
@@ -114,7 +115,7 @@ class WeightFile:
     def pour(self, tensors: Sequence[StoredTensor], tap: Tap, advance: Advance) -> None:
         """The tensors in the order in which they lie, a slice at a time and not decoded. Hashes the whole file, if it is not
         hashed ahead."""
-        hasher = hashlib.sha256() if self._ahead is None else None
+        hasher = self._hasher()
         place = 0
         for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
             self._skip(hasher, place, tensor.offset, advance)
@@ -135,17 +136,23 @@ class WeightFile:
     def hash(self) -> str:
         """The file's sha256, from the last pass if there was one."""
         if self._ahead is not None:
+            if self._ahead.cancelled():
+                raise self._was_closed()
             self._ahead.result()
         if not self.sha256:
             self._hash(_SKIP_BYTES, lambda size_bytes: None)
         return self.sha256
+
+    def _hasher(self) -> hashlib._Hash | None:
+        """For a pass over all bytes, if nobody else hashes them."""
+        return hashlib.sha256() if self._ahead is None else None
 
     def _hash(self, slice_bytes: int, advance: Advance) -> None:
         hasher = hashlib.sha256()
         self._skip(hasher, 0, self.size_bytes, advance, slice_bytes)
         self._finish(hasher)
 
-    def _read_tensor(self, tensor: StoredTensor, hasher: hashlib._Hash, advance: Advance) -> NDArray[np.float32]:
+    def _read_tensor(self, tensor: StoredTensor, hasher: hashlib._Hash | None, advance: Advance) -> NDArray[np.float32]:
         encoding = tensor.encoding
         out = np.empty(tensor.size_bytes // encoding.block_bytes * encoding.block_values, np.float32)
         slice_bytes = _SLICE_BYTES // encoding.block_bytes * encoding.block_bytes
@@ -155,7 +162,8 @@ class WeightFile:
             for offset in range(0, tensor.size_bytes, slice_bytes):
                 raw = buffer[: min(slice_bytes, tensor.size_bytes - offset)]
                 self._fill(raw, tensor.offset + offset)
-                hasher.update(raw)
+                if hasher is not None:
+                    hasher.update(raw)
                 values = encoding.decode(np.frombuffer(raw, np.uint8))
                 if not np.isfinite(values).all():
                     raise self._not_finite(tensor)

@@ -46,7 +46,8 @@ _SERVICE_EVERY_S = 0.25
 _LONGEST_GRACE_S = 86_400.0
 # Sequences wait, nothing runs and nothing tells when that changes: look again.
 _STUCK_S = 0.05
-# A turn so short is over before a gateway would have read what came ahead of it, and woken up for that.
+# A turn so short is over before a gateway would have read what came ahead of it, and woken up for that. The next is taken
+# for as long as the last one, or as the prompts that wait.
 _SHORT_TURN_S = 0.001
 
 Send = Callable[[list[tuple[int, Frame]]], None]
@@ -106,7 +107,7 @@ class TurnLoop:
         self._enforce_grace(now_s)
         if now_s >= self._orphans.next_expiry_s:
             self._give_up(self._orphans.expired(now_s), now_s)
-        if items and (self._turn_s > _SHORT_TURN_S or self._is_proof_due):
+        if items and (max(self._turn_s, engine.queued_prompt_s) > _SHORT_TURN_S or self._is_proof_due):
             self._is_proof_due = False
             self._emit(engine.take_events(now_s), now_s)
         while engine.begin(now_s):

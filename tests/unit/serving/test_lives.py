@@ -21,6 +21,7 @@ from headrace.serving.life import Life, spread
 from headrace.serving.voice import Voice
 from headrace.streams.stream import Stream
 from headrace.text.limited import LimitedPool
+from tests.unit.serving.asks import told, undisturbed
 from tests.unit.serving.network_rig import CONFIG, TOKENIZER, HandWorker, finishes, ids_of, network_rig, text_of
 from tests.unit.serving.scripted import ScriptedRig
 
@@ -325,14 +326,44 @@ def test_a_thousand_random_lives_have_exactly_one_ending_each(pool: LimitedPool)
     asyncio.run(story())
 
 
-def test_losing_every_worker_is_told_to_who_opens(pool: LimitedPool) -> None:
+def test_a_reply_that_was_cancelled_says_how_long_it_spoke(pool: LimitedPool) -> None:
     async def story() -> None:
+        with network_rig(pool) as rig:
+            stream = await rig.open(Ask(raw="hello", max_tokens=40))
+            rig.workers[0].turn()
+            rig.wait(0.5)
+            rig.workers[0].turn()
+            rig.service.cancel(stream, "disconnected")
+            rig.finish(stream)
+            (explained,) = rig.explained
+            assert explained.stages["decode"] == pytest.approx(0.5, abs=0.2)
+            assert explained.stages["decode"] + explained.stages["transfer"] == pytest.approx(
+                explained.wall_s - explained.stages.get("client", 0.0), abs=0.01
+            )
+
+    asyncio.run(story())
+
+
+def test_who_loses_every_worker_before_one_has_answered_goes_on_once_one_is_back(pool: LimitedPool) -> None:
+    async def story() -> None:
+        ask = Ask(raw="hello", max_tokens=8)
+        truth = (await undisturbed(pool, ask))[0]
         with network_rig(pool, num_workers=2) as rig:
             for worker in rig.workers:
                 worker.answer = partial(die_of_it, worker)  # type: ignore[method-assign]
+            stream = await rig.open(ask)
+            for worker in rig.workers:
+                worker.answer()
+            assert not any(worker.is_ready for worker in rig.workers) and not stream.is_ended
             with pytest.raises(Unreachable):
-                await rig.open(Ask(raw="hello"))
-            assert rig.service.num_sequences == 0
+                await rig.open(Ask(raw="nobody is there"))
+            for worker in rig.workers:
+                del worker.answer
+                rig.change(worker)
+            rig.run()
+            assert told(stream.records) == truth
+            rig.finish(stream)
+            rig.assert_nothing_left()
 
     asyncio.run(story())
 

@@ -193,3 +193,14 @@ def test_closing_breaks_off_what_is_hashed_ahead(tmp_path: Path) -> None:
         file.close()
     with pytest.raises(InvalidModel, match="closed before it was read"):
         file.hash()
+
+
+def test_what_is_hashed_ahead_is_not_hashed_again_where_it_is_decoded(
+    checkpoint: Checkpoint, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    checkpoint.hash_ahead()
+    assert checkpoint.digest() == expected
+    monkeypatch.setattr("headrace.weights.weight_file.hashlib.sha256", None)
+    assert {name for name, _ in checkpoint.tensors()} == set(random_tensors(tiny_shape()))
+    assert checkpoint.digest() == expected

@@ -62,6 +62,18 @@ def test_where_steps_are_short_acceptance_comes_with_the_first_token_and_a_suspe
     assert (proof.accepted, proof.step, step.accepted) == ((3,), -1, ())
 
 
+def test_a_prompt_that_will_take_long_is_accepted_before_its_step_and_a_refusal_beside_it_does_not_wait() -> None:
+    rig = TurnRig(engine_config(profile=CostProfile(c0_s=1e-5, c_in_s=1e-4), context_len=64))
+    rig.submit(1, request("a", 4, 1))
+    rig.run()
+    rig.submit(2, request("b", 40, 1))
+    rig.submit(3, request("c", 80, 1))
+    rig.turn()
+    (_, early), (_, step) = rig.frames[2:]
+    assert (early.accepted, [refusal.keys for refusal in early.refused], early.step) == ((2,), [(3,)], -1)
+    assert len(step.rows()) == 1 and not step.refused
+
+
 def test_a_step_that_takes_long_makes_the_next_acceptance_come_before_its_step() -> None:
     rig = TurnRig(engine_config(profile=CostProfile(c0_s=1e-4)))
     rig.submit(1, request("a", 8, 1))

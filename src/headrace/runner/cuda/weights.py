@@ -74,8 +74,9 @@ class Weights:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def kinds(self) -> "Weights":
-        """The same with one layer of each kind, and the last."""
-        return replace(self, layers=(*{layer.kind: layer for layer in self.layers}.values(), self.layers[-1]))
+        """The same with one layer of each kind, and one more to be the last, if there are more."""
+        kinds = tuple({layer.kind: layer for layer in self.layers}.values())
+        return replace(self, layers=kinds if len(kinds) == len(self.layers) else (*kinds, self.layers[-1]))
 
 
 WeightSource = Callable[[ModelShape, torch.device, torch.dtype], Weights]

@@ -37,6 +37,15 @@ def _fitted(config: EngineConfig, checkpoint: TensorCheckpoint, free_bytes: int)
     )
 
 
+def test_a_model_of_one_layer_is_rehearsed_as_any_other(checkpoint: TensorCheckpoint, desk: CudaDesk) -> None:
+    shape = replace(checkpoint.shape, num_layers=1)
+    config = replace(desk.config, blocks=100, max_step_tokens=64)
+    source, lane = from_checkpoint(checkpoint), HostLane(1 << 30)
+    runner = CudaRunner(config, shape, source, ReferenceOps(), lane, dtype=torch.float32)
+    assert runner.fit(share=0.5).blocks == 100
+    runner.warm_up()
+
+
 def test_blocks_are_as_many_as_memory_holds(checkpoint: TensorCheckpoint, desk: CudaDesk) -> None:
     config = replace(desk.config, blocks=10**6, max_step_tokens=64)
     runner = _fitted(config, checkpoint, 1 << 30)
