@@ -150,8 +150,7 @@ class Machine:
         normed = self.decoder.forward(views, self.slots, self._inputs)
         ops.sample(self.decoder.logits(views, normed), views.sampled, self.slots, *self._chosen(layout))
         if layout.chunks:
-            lines = normed if len(normed) == layout.num_tokens else self.decoder.kept(layout)
-            self._out[answer_words(samples) :][: layout.chunks] = _unsound(lines, views.offsets)
+            self._out[answer_words(samples) :][: layout.chunks] = _unsound(self.decoder.kept(layout), views.offsets)
 
     def _views(self, layout: Layout) -> StepViews:
         return StepViews.of(self._inbox, layout, self._scratch_for(layout.decodes), self._scratch_for(layout.samples))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.core.config import EngineConfig
+from headrace.core.plan import RowStatus
 from headrace.runner.cuda.decoder import Decoder
 from headrace.runner.cuda.host_slots import HostSlots
 from headrace.runner.cuda.shortage import Reclaim, in_pieces
@@ -37,14 +38,16 @@ class PromptScores:
         self._device = device
         self._reclaim = reclaim
 
-    def score(self, pile: ScorePile, decoder: Decoder, states: Tensor, slot: int, row: int, start: int) -> bool:
-        """`states` [count, hidden] are the chunk's, from position `start` on; each predicts the prompt's next id. False
-        where there was no memory for one of them."""
+    def score(self, pile: ScorePile, decoder: Decoder, states: Tensor, slot: int, row: int, start: int) -> int:
+        """`states` [count, hidden] are the chunk's, from position `start` on; each predicts the prompt's next id. What is to
+        be said of the row: that there was no memory for one of them, or that one is no number."""
         prompt: NDArray[np.int32] = self._slots.ids[slot, : self._slots.num_prompt[slot]]
         count = min(len(states), len(prompt) - 1 - start)
         alternatives = int(self._slots.prompt_alternatives[slot])
+        status = RowStatus.OK
 
         def score_part(part: slice) -> None:
+            nonlocal status
             logits = padded(decoder.logits_of(states[part]).float())
             positions = np.arange(start + 1 + part.start, start + 1 + part.stop, dtype=np.int32)
             asked = Asked(
@@ -53,6 +56,9 @@ class PromptScores:
                 alternatives=np.full(len(positions), alternatives, np.int64),
             )
             ids = torch.from_numpy(prompt[positions].astype(np.int64)).to(self._device)
-            pile.add(score(logits, ids, asked))
+            scores = score(logits, ids, asked)
+            if np.isnan(scores.logprobs).any():
+                status = RowStatus.NOT_FINITE
+            pile.add(scores)
 
-        return not in_pieces(count, _SCORED_ROWS, score_part, self._reclaim)
+        return RowStatus.OUT_OF_ROOM if in_pieces(count, _SCORED_ROWS, score_part, self._reclaim) else status

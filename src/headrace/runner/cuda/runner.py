@@ -371,8 +371,9 @@ class CudaRunner:
         for row in np.flatnonzero(self._slots.prompt_alternatives[plan.slots] >= 0).tolist():
             first, slot, start = int(flight.laid.firsts[row]), int(plan.slots[row]), int(plan.starts[row])
             chunk = states[first : first + int(plan.counts[row])]
-            if not self._prompts.score(flight.scores, self._machine.decoder, chunk, slot, row, start):
-                flight.failed[row] = RowStatus.OUT_OF_ROOM
+            status = self._prompts.score(flight.scores, self._machine.decoder, chunk, slot, row, start)
+            if status != RowStatus.OK:
+                flight.failed[row] = status
 
     def _check_usable(self) -> None:
         if self._gone:

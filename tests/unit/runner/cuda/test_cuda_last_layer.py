@@ -92,3 +92,18 @@ def test_a_chunk_that_is_not_finite_is_seen_without_its_last_states() -> None:
     desk.begin(3, ids(100))
     assert desk.advance({3: 90, 0: 120}).statuses.tolist() == [RowStatus.OK, RowStatus.NOT_FINITE]
     assert desk.advance({0: 30, 3: 10}).statuses.tolist() == [RowStatus.NOT_FINITE, RowStatus.OK]
+
+
+def test_a_prompt_with_a_score_that_is_no_number_fails(checkpoint: TensorCheckpoint) -> None:
+    """What breaks only behind the last layer's keys and values is in no cache; its score must not be told."""
+
+    class Breaking(Apart):
+        def silu_mul(self, gate_up: Tensor, out: Tensor, **more: Tensor | None) -> None:
+            super().silu_mul(gate_up, out, **more)
+            if len(self.gated) % checkpoint.shape.num_layers == 0:
+                out[3] = math.nan
+
+    desk = CudaDesk(checkpoint, ops=Breaking)
+    desk.begin(0, ids(200), sampling=replace(GREEDY, prompt_logprobs=1))
+    desk.begin(3, ids(150, seed=3))
+    assert desk.advance({0: 120, 3: 100}).statuses.tolist() == [RowStatus.NOT_FINITE, RowStatus.OK]
