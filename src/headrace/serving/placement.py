@@ -24,7 +24,7 @@ from headrace.serving.quarantine import Quarantine
 from headrace.serving.replica_table import ReplicaEnd, ReplicaTable
 from headrace.serving.voice import Voice
 
-# A request that no worker has said anything to goes to at most this many replicas, one after the other.
+# A request is sent to at most this many replicas, one after the other, where one turns out not to be ready.
 MAX_ATTEMPTS = 2
 # Fewer prompt tokens than this are hashed in a tenth of a millisecond; handing them to a thread takes as much.
 _INLINE_TOKENS = 2048
@@ -44,8 +44,8 @@ class Placement:
         self._roots: dict[tuple[str, str], bytes] = {}
 
     async def place(self, life: Life) -> None:
-        """Submit a life to one replica, wholly; to another one if the first is gone before it has answered.
-        WorkerKilled for what is known to kill them."""
+        """Submit a life to one replica, wholly; to another one if the first is not ready after all. One that is lost later is
+        a matter of `serving.recovery`. WorkerKilled for what is known to kill them."""
         life.kills = self.quarantine.kills_of(life, self._clock.now_s())
         if life.num_prompt_tokens > _INLINE_TOKENS:
             await self._hash_ahead(life)
