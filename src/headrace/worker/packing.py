@@ -5,9 +5,9 @@ keeps that end while it is nobody's. What is told again to who attaches may take
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
-from msgspec import Struct, field
 from msgspec.structs import astuple, replace
 
 from headrace.core.errors import HeadraceError
@@ -25,7 +25,8 @@ _MOST_ROWS = 16_384
 _KEY_BYTES = 8
 
 
-class _Note(Struct):
+@dataclass(slots=True)
+class _Note:
     """What one gateway's next frame holds beside the tokens of a step. `told` are tokens of earlier steps."""
 
     accepted: list[int] = field(default_factory=list)

@@ -5,13 +5,11 @@ from it. The first event names the role of every choice.
 """
 
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import chain
 
-from msgspec import UNSET, Struct, UnsetType
-from msgspec.structs import replace
+from msgspec import UNSET, UnsetType
 
-from headrace.gateway.dialects.envelope import Envelope, Heading, Wants, encode_json, usage_reply
+from headrace.gateway.dialects.envelope import Enveloped, encode_json, usage_reply
 from headrace.gateway.dialects.logprobs import chat_logprobs, prompt_logprobs
 from headrace.gateway.errors import StreamFailed
 from headrace.gateway.schemas.replies import (
@@ -28,38 +26,20 @@ from headrace.gateway.schemas.replies import (
 from headrace.streams.record import CallDelta, Failure, Part, Record, Usage
 
 _ROLE = "assistant"
-# Around a text that is all that a choice says.
-_BEFORE, _AFTER = b',"delta":{"content":', b'},"logprobs":null,"finish_reason":null}'
 
 
-class ChatDialect(Struct, frozen=True, dict=True):
-    """`num_choices` of all prompts together."""
-
-    heading: Heading
-    wants: Wants
-    num_choices: int
-
-    @cached_property
-    def _is_plain(self) -> bool:
-        return self.wants.is_plain
-
-    @cached_property
-    def _envelope(self) -> Envelope:
-        """Made with the first frame: what is answered whole has none, nor has a dialect before it is bound."""
-        return Envelope(self.heading, "chat.completion.chunk", self.wants, _BEFORE, _AFTER)
-
-    def bound(self, created_s: float, fingerprint: str) -> "ChatDialect":
-        heading = replace(self.heading, created=int(created_s), fingerprint=fingerprint)
-        return ChatDialect(heading, self.wants, self.num_choices)
+class ChatDialect(Enveloped, frozen=True):
+    kind = "chat.completion.chunk"
+    around = (b',"delta":{"content":', b'},"logprobs":null,"finish_reason":null}')
 
     def frame(self, record: Record) -> bytes:
         parts = record.parts
-        if self._is_plain and len(parts) == 1 and record.ending is None and record.number - record.merged > 1:
+        if self.is_plain and len(parts) == 1 and record.ending is None and record.number - record.merged > 1:
             part = parts[0]
             if part.finish is None and not part.calls and not part.is_prompt:
-                return self._envelope.text(record.number, part.choice, part.text)
+                return self.envelope.text(record.number, part.choice, part.text)
         data = self._chunk(record)
-        return data if record.ending is None else data + self._envelope.ending(record, record.ending)
+        return data if record.ending is None else data + self.envelope.ending(record, record.ending)
 
     def reply(self, records: Sequence[Record]) -> ChatReply:
         """The whole body, from all records of a stream that ended well."""
@@ -105,7 +85,7 @@ class ChatDialect(Struct, frozen=True, dict=True):
         if self.wants.token_ids:
             ids = [token for part in record.parts if part.is_prompt and part.choice == 0 for token in part.ids]
             extra = b',"prompt_token_ids":' + encode_json(ids) if ids else b""
-        return self._envelope.chunk(record, b",".join(map(encode_json, choices)), extra)
+        return self.envelope.chunk(record, b",".join(map(encode_json, choices)), extra)
 
     def _speaks(self, part: Part) -> bool:
         """It has something that this client is told."""

@@ -4,48 +4,29 @@ One event per record, as in chat. What is told of a prompt (an echo, its log-pro
 """
 
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import chain
 
-from msgspec import UNSET, Struct
-from msgspec.structs import replace
+from msgspec import UNSET
 
-from headrace.gateway.dialects.envelope import Envelope, Heading, Wants, encode_json, usage_reply
+from headrace.gateway.dialects.envelope import Enveloped, encode_json, usage_reply
 from headrace.gateway.dialects.logprobs import CompletionScores, prompt_logprobs
 from headrace.gateway.errors import StreamFailed
 from headrace.gateway.schemas.replies import CompletionChoice, CompletionLogprobs, CompletionReply
 from headrace.streams.record import Failure, Part, Record, Usage
 
-# Around a text that is all that a choice says.
-_BEFORE, _AFTER = b',"text":', b',"logprobs":null,"finish_reason":null}'
 
-
-class CompletionDialect(Struct, frozen=True, dict=True):
-    heading: Heading
-    wants: Wants
-    num_choices: int
-
-    @cached_property
-    def _is_plain(self) -> bool:
-        return self.wants.is_plain
-
-    @cached_property
-    def _envelope(self) -> Envelope:
-        """Made with the first frame: what is answered whole has none, nor has a dialect before it is bound."""
-        return Envelope(self.heading, "text_completion", self.wants, _BEFORE, _AFTER)
-
-    def bound(self, created_s: float, fingerprint: str) -> "CompletionDialect":
-        heading = replace(self.heading, created=int(created_s), fingerprint=fingerprint)
-        return CompletionDialect(heading, self.wants, self.num_choices)
+class CompletionDialect(Enveloped, frozen=True):
+    kind = "text_completion"
+    around = (b',"text":', b',"logprobs":null,"finish_reason":null}')
 
     def frame(self, record: Record) -> bytes:
         parts = record.parts
-        if self._is_plain and len(parts) == 1 and record.ending is None:
+        if self.is_plain and len(parts) == 1 and record.ending is None:
             part = parts[0]
             if part.finish is None and not part.is_prompt:
-                return self._envelope.text(record.number, part.choice, part.text)
+                return self.envelope.text(record.number, part.choice, part.text)
         data = self._chunk(record)
-        return data if record.ending is None else data + self._envelope.ending(record, record.ending)
+        return data if record.ending is None else data + self.envelope.ending(record, record.ending)
 
     def reply(self, records: Sequence[Record]) -> CompletionReply:
         """The whole body, from all records of a stream that ended well."""
@@ -74,7 +55,7 @@ class CompletionDialect(Struct, frozen=True, dict=True):
         if not by_choice:
             return b""
         choices = [encode_json(self._choice(index, parts)) for index, parts in by_choice.items()]
-        return self._envelope.chunk(record, b",".join(choices))
+        return self.envelope.chunk(record, b",".join(choices))
 
     def _speaks(self, part: Part) -> bool:
         """It has something that this client is told."""

@@ -5,8 +5,12 @@ tells more of a chunk and in the last one the stages, is there where the client 
 there, with usage or without: a client that knows OpenAI's chunks sees nothing else.
 """
 
+from functools import cached_property
+from typing import ClassVar, Self
+
 import msgspec
 from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from headrace.gateway.errors import error_frame
 from headrace.gateway.schemas.replies import ChunkMetadata, CompletionDetails, PromptDetails, UsageReply
@@ -112,6 +116,30 @@ class Envelope:
             if ending is None
             else {stage: round(seconds * 1e3, 3) for stage, seconds in ending.stages.items()},
         )
+
+
+class Enveloped(Struct, frozen=True, dict=True):
+    """What both of OpenAI's dialects are made of. `num_choices` of all prompts together; `kind` is what a chunk calls itself,
+    `around` what stands around a text in a choice that says nothing else."""
+
+    heading: Heading
+    wants: Wants
+    num_choices: int
+
+    kind: ClassVar[str]
+    around: ClassVar[tuple[bytes, bytes]]
+
+    @cached_property
+    def is_plain(self) -> bool:
+        return self.wants.is_plain
+
+    @cached_property
+    def envelope(self) -> Envelope:
+        """Made with the first frame: what is answered whole has none, nor has a dialect before it is bound."""
+        return Envelope(self.heading, self.kind, self.wants, *self.around)
+
+    def bound(self, created_s: float, fingerprint: str) -> Self:
+        return replace(self, heading=replace(self.heading, created=int(created_s), fingerprint=fingerprint))
 
 
 def _head_of(heading: Heading, kind: str) -> bytes:
