@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import product
+from math import inf
 
 from headrace.core.request import Tier
 from headrace.engine.sequence import Phase, Sequence
@@ -32,6 +33,8 @@ class Lane:
     served_s: float = 0.0
     # Number of the one valid entry in the order; 0 when out of it.
     entry: int = 0
+    # When it is looked at for age: the time of its one valid entry, infinite without.
+    looked_at_s: float = inf
     by_deadline: list[tuple[float, float, int, int, Sequence]] = field(default_factory=list)
     by_arrival: deque[tuple[int, Sequence]] = field(default_factory=deque)
 
@@ -87,7 +90,7 @@ class WaitingLine:
         tenants.num_waiting[sequence.tenant] += 1
         sequence.clocks = self.clocks(lane)
         if lane.count == 1 or front:
-            heappush(self._ageing, (sequence.arrival_s + self._ageing_s, lane.key, lane))
+            self._look_for_age(lane, sequence)
         if lane.count == 1:
             self._file(lane, sequence.arrival_s)
 
@@ -104,7 +107,7 @@ class WaitingLine:
         if lane.count == 0:
             lane.by_deadline.clear()
             lane.by_arrival.clear()
-        elif 2 * lane.count + 64 < len(lane.by_deadline):
+        elif 2 * lane.count + 64 < max(len(lane.by_deadline), len(lane.by_arrival)):
             self._compact(lane)
         return lane
 
@@ -128,12 +131,15 @@ class WaitingLine:
         """Raise the lanes whose oldest has waited long enough."""
         self._aged_before_s = now_s - self._ageing_s
         while self._ageing and self._ageing[0][0] <= now_s:
-            _, _, lane = heappop(self._ageing)
+            at_s, _, lane = heappop(self._ageing)
+            if at_s != lane.looked_at_s:
+                continue
+            lane.looked_at_s = inf
             oldest = self._oldest(lane)
             if oldest is None or lane.aged:
                 continue
             if oldest.arrival_s > self._aged_before_s:
-                heappush(self._ageing, (oldest.arrival_s + self._ageing_s, lane.key, lane))
+                self._look_for_age(lane, oldest)
                 continue
             lane.aged = True
             self._file(lane, oldest.arrival_s)
@@ -238,12 +244,19 @@ class WaitingLine:
         held = self._tenants.used_slots[lane.tenant]
         heappush(self._orders[lane.order], (level, held, arrival_s, lane.entry, lane))
 
+    def _look_for_age(self, lane: Lane, oldest: Sequence) -> None:
+        """When the oldest will have aged, if nothing makes the lane be looked at before."""
+        at_s = oldest.arrival_s + self._ageing_s
+        if at_s < lane.looked_at_s:
+            lane.looked_at_s = at_s
+            heappush(self._ageing, (at_s, lane.key, lane))
+
     def _unage(self, lane: Lane) -> None:
         """The oldest may have left: the next one keeps the lane up only if it has aged too."""
         oldest = self._oldest(lane)
         lane.aged = oldest is not None and oldest.arrival_s <= self._aged_before_s
         if oldest is not None and not lane.aged:
-            heappush(self._ageing, (oldest.arrival_s + self._ageing_s, lane.key, lane))
+            self._look_for_age(lane, oldest)
             if lane.entry:
                 self._file(lane, oldest.arrival_s)
 

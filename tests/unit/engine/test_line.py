@@ -1,5 +1,8 @@
 """The waiting line: tier, then least service, then deadline and arrival; age overcomes tier."""
 
+import gc
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -169,6 +172,36 @@ def test_memory_follows_the_number_waiting() -> None:
     lane = world.first()
     assert len(lane.by_deadline) < 100 and len(lane.by_arrival) < 100
     assert world.serve_all() == ["999"]
+
+
+def test_memory_does_not_follow_how_many_have_passed_a_line_that_is_never_empty() -> None:
+    def num_alive() -> int:
+        return sum(isinstance(each, Sequence) for each in gc.get_objects())
+
+    world = World()
+    before = num_alive()
+    for index in range(1000):
+        world.add(str(index), arrival_s=index, ttft_s=index % 7)
+        if index >= 10:
+            del world.sequences[world.serve()]
+    assert world.line.count == 10
+    assert 10 <= num_alive() - before < 100
+
+
+def test_memory_does_not_follow_how_often_a_lane_was_empty() -> None:
+    world = World()
+    world.add("0", arrival_s=0.0)
+    sizes = []
+    for index in range(1, 4001):
+        at_s = 0.05 * index
+        world.take(str(index - 1))
+        del world.sequences[str(index - 1)]
+        world.add(str(index), arrival_s=at_s)
+        world.line.age(at_s)
+        assert world.head() == str(index)
+        if index % 1000 == 0:
+            sizes.append(len(pickle.dumps(world.line)))
+    assert max(sizes) - min(sizes) < 1000, sizes
 
 
 def test_age_raises_a_lane_beside_the_highest_tier() -> None:
