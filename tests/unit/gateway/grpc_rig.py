@@ -32,6 +32,22 @@ def resume(stream: str, after: int = 0, **fields: Any) -> pb.ResumeRequest:
     return pb.ResumeRequest(resume=pb.Resume(stream=stream, after=after, **fields))
 
 
+class _Unspoilt:
+    """grpc's call, which tells the server's status also where a write fails because the server has ended the call.
+
+    Otherwise the client makes that INTERNAL now and then (grpc/grpc#36066).
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+    def set_internal_error(self, _: str) -> None:
+        pass
+
+
 class Client:
     """One call, from the client's side."""
 
@@ -48,6 +64,7 @@ class Client:
             response_deserializer=pb.PredictChunk.FromString,
         )
         self.call = opened(metadata=sent, timeout=timeout)
+        self.call._cython_call = _Unspoilt(self.call._cython_call)
         self._said = said
 
     async def says(self, *messages: Any) -> "Client":
