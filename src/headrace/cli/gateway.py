@@ -205,10 +205,10 @@ class _Front:
         gc.collect()
         gc.freeze()
         self._is_listening = True
-        sweep = Sweep(lambda: not self.app.num_open)
+        sweep = Sweep()
         while True:
             self._say()
-            sweep.tick()
+            sweep.tick(not self.app.num_open)
             await asyncio.sleep(REPORT_S)
 
     def reload(self, folder: Path) -> None:

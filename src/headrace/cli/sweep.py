@@ -16,18 +16,17 @@ _MIN_OBJECTS = 1000
 
 
 class Sweep:
-    """`is_idle` says whether nobody waits for anything now. To be called every now and then by `tick`."""
+    """To be told every now and then, by `tick`, whether nobody waits for anything."""
 
-    def __init__(self, is_idle: Callable[[], bool]) -> None:
-        self._is_idle = is_idle
+    def __init__(self) -> None:
         self._was_idle = False
         self._num_collections = _num_collections()
         self._trim = _malloc_trim()
 
-    def tick(self) -> bool:
+    def tick(self, is_idle: bool) -> bool:
         """Sweep, if it was idle twice in a row and something was done since the last time. True: it did."""
-        was_idle, self._was_idle = self._was_idle, self._is_idle()
-        if not (was_idle and self._was_idle) or not self._has_worked():
+        was_idle, self._was_idle = self._was_idle, is_idle
+        if not (was_idle and is_idle) or not self._has_worked():
             return False
         # Not the oldest as well: streams that are kept to be resumed may be half a million objects, for a tenth of a
         # second, and whoever asks meanwhile would wait.

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from headrace.cli.local import share_cores
 from headrace.cli.models import find_or_fetch
+from headrace.cli.sweep import THRESHOLDS, Sweep
 from headrace.cluster.local import die_with_parent
 from headrace.core.config import PROMISES, EngineConfig, ModelConfig, TenantConfig
 from headrace.core.errors import InvalidInput
@@ -28,9 +29,6 @@ from headrace.worker.host import WorkerHost
 from headrace.worker.mounting import Mount, MountedModel, Report, mount_fake, mount_torch
 
 T = TypeVar("T")
-
-# Collections are for cycles, of which sequences make few; a full one stops every stream for tens of milliseconds.
-_GC_THRESHOLDS = (50_000, 10, 100)
 
 
 def worker(
@@ -53,7 +51,7 @@ def worker(
     engine = _read(engine_json, EngineConfig, "--engine-json")
     _name_process(model.name, index)
     share_cores()
-    gc.set_threshold(*_GC_THRESHOLDS)
+    gc.set_threshold(*THRESHOLDS)
     card = WorkerCard(name or f"{model.name} {index}", model.name, index, os.getpid(), epoch or time.time_ns())
     with LineWriter() as lines:
         log_to(lines)
@@ -62,7 +60,8 @@ def worker(
             lines.close()
             os._exit(code)
 
-        host = WorkerHost(card, _mount(model, tenants, engine, index), UnixNetwork(), address, inject=inject, die=die)
+        mount = _mount(model, tenants, engine, index)
+        host = WorkerHost(card, mount, UnixNetwork(), address, inject=inject, die=die, sweep=Sweep().tick)
         raise typer.Exit(_live(host, grace_s))
 
 

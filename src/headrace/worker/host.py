@@ -63,9 +63,11 @@ class WorkerHost:
         inject: Mapping[str, float] | None = None,
         die: Callable[[int], None] = os._exit,
         find: FindDevice = find_device,
+        sweep: Callable[[bool], object] | None = None,
     ) -> None:
         """`orphan_s`: how long what a lost gateway had waits for another. `die` ends the process at once, whatever its
-        threads do: a hung step cannot be broken off. `find` opens what can be asked of a device by its id."""
+        threads do: a hung step cannot be broken off. `find` opens what can be asked of a device by its id. `sweep` is told
+        with every beat whether nobody waits for anything."""
         self._mount = mount
         self._network = network
         self._address = address
@@ -74,6 +76,7 @@ class WorkerHost:
         self._inject = dict(inject or {})
         self._die = die
         self._find = find
+        self._sweep = sweep or (lambda is_idle: None)
         # Of the device, once it was heard of: why the worker leaves.
         self._fault = ""
         self.lifecycle = Lifecycle(card)
@@ -148,6 +151,13 @@ class WorkerHost:
             looks += 1
             if looks % _LOOKS_PER_BEAT == 0:
                 self._beat()
+                self._sweep(self._is_idle)
+
+    @property
+    def _is_idle(self) -> bool:
+        """Nothing runs and nothing waits. What came a moment ago may not be counted yet."""
+        load, watched = self.lifecycle.load, self._watched
+        return watched is not None and watched.oldest is None and not (load.waiting or load.running)
 
     def _look(self, watchdog: Watchdog) -> None:
         """Only what serves is watched: a first step may take its time."""

@@ -29,28 +29,27 @@ def rings(count: int) -> "weakref.ref[Ring]":
 
 
 def test_garbage_goes_when_it_was_idle_twice_in_a_row() -> None:
-    sweep, first = Sweep(lambda: True), rings(2000)
-    assert not sweep.tick() and first() is not None
-    assert sweep.tick() and first() is None
+    sweep, first = Sweep(), rings(2000)
+    assert not sweep.tick(True) and first() is not None
+    assert sweep.tick(True) and first() is None
 
 
 def test_while_somebody_waits_nothing_is_swept() -> None:
-    idle = iter((True, False, True, True))
-    sweep, _ = Sweep(lambda: next(idle)), rings(2000)
-    assert [sweep.tick() for _ in range(4)] == [False, False, False, True]
+    sweep, _ = Sweep(), rings(2000)
+    assert [sweep.tick(is_idle) for is_idle in (True, False, True, True)] == [False, False, False, True]
 
 
 def test_it_is_not_swept_again_before_something_was_done() -> None:
-    sweep, _ = Sweep(lambda: True), rings(2000)
-    assert [sweep.tick() for _ in range(4)] == [False, True, False, False]
+    sweep, _ = Sweep(), rings(2000)
+    assert [sweep.tick(True) for _ in range(4)] == [False, True, False, False]
     rings(2000)
-    assert sweep.tick()
+    assert sweep.tick(True)
 
 
 def test_what_outlived_a_collection_is_swept_as_well() -> None:
-    sweep, ring = Sweep(lambda: True), Ring()
+    sweep, ring = Sweep(), Ring()
     gc.collect(0)
     first = weakref.ref(ring)
     del ring
-    assert not sweep.tick() and first() is not None
-    assert sweep.tick() and first() is None
+    assert not sweep.tick(True) and first() is not None
+    assert sweep.tick(True) and first() is None

@@ -5,9 +5,11 @@ import threading
 
 import pytest
 
+from headrace.core.config import EngineConfig
 from headrace.core.errors import ModelTooLarge
 from headrace.core.event import Outcome
 from headrace.core.messages import PROTOCOL, Ack, Beat, Frame, FromWorker, Goodbye, Hello, Submit, Welcome, WorkerState
+from headrace.core.plan import Plan
 from headrace.core.ports import Link
 from headrace.core.request import Request
 from headrace.runner.fake import FakeRunner
@@ -252,5 +254,41 @@ def test_the_straggler_over_links() -> None:
             assert all(ear.tokens[key] == truth_of(one, config) for key, one in made.items())
             assert ear.outcomes() == {Outcome.FINISHED: 16}
             await replicas.close()
+
+    asyncio.run(story())
+
+
+class Held(FakeRunner):
+    """Its steps begin when they may."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.may = threading.Event()
+
+    def launch(self, plan: Plan) -> None:
+        self.may.wait()
+        super().launch(plan)
+
+
+def test_every_beat_says_whether_nobody_waits_for_anything() -> None:
+    async def story() -> None:
+        network, told = MemoryNetwork(), asyncio.Queue[bool]()
+        config = engine_config()
+        held = Held(config)
+        host = fake_host(network, mount=fake_model(config, runner=held), sweep=told.put_nowait)
+        async with host.embedded(), asyncio.timeout(60):
+            assert not await told.get(), "it is not ready"
+            held.may.set()
+            stranger, link = await serving(network)
+            while not await told.get():
+                pass
+            held.may.clear()
+            submit_long(link)
+            while await told.get():
+                pass
+            held.may.set()
+            await stranger.until(lambda: stranger.num_tokens == 200)
+            while not await told.get():
+                pass
 
     asyncio.run(story())
