@@ -20,13 +20,15 @@ class Sweep:
 
     def __init__(self) -> None:
         self._was_idle = False
+        self._has_worked = False
         self._num_collections = _num_collections()
         self._trim = _malloc_trim()
 
     def tick(self, is_idle: bool) -> bool:
         """Sweep, if it was idle twice in a row and something was done since the last time. True: it did."""
         was_idle, self._was_idle = self._was_idle, is_idle
-        if not (was_idle and is_idle) or not self._has_worked():
+        self._has_worked |= not is_idle or self._has_made_objects()
+        if not (was_idle and is_idle and self._has_worked):
             return False
         # Not the oldest as well: streams that are kept to be resumed may be half a million objects, for a tenth of a
         # second, and whoever asks meanwhile would wait.
@@ -34,9 +36,10 @@ class Sweep:
         if self._trim is not None:
             self._trim(0)
         self._num_collections = _num_collections()
+        self._has_worked = False
         return True
 
-    def _has_worked(self) -> bool:
+    def _has_made_objects(self) -> bool:
         return gc.get_count()[0] >= _MIN_OBJECTS or _num_collections() != self._num_collections
 
 

@@ -39,6 +39,11 @@ def test_while_somebody_waits_nothing_is_swept() -> None:
     assert [sweep.tick(is_idle) for is_idle in (True, False, True, True)] == [False, False, False, True]
 
 
+def test_what_was_seen_at_work_is_swept_whatever_it_left() -> None:
+    sweep = Sweep()
+    assert [sweep.tick(is_idle) for is_idle in (True, True, False, True, True, True)] == [False] * 4 + [True, False]
+
+
 def test_it_is_not_swept_again_before_something_was_done() -> None:
     sweep, _ = Sweep(), rings(2000)
     assert [sweep.tick(True) for _ in range(4)] == [False, True, False, False]
