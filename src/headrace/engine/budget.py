@@ -1,6 +1,6 @@
 """How long the next step may take, and what is left of it. Derived from targets, never a constant."""
 
-from msgspec import Struct
+from dataclasses import dataclass
 
 from headrace.engine.cost import CostModel
 
@@ -32,7 +32,8 @@ def part_target_s(decode_s: float, steady_s: float) -> float:
     return max(_PART_STEPS * min(decode_s, steady_s), _LEAST_PART_STEPS * decode_s)
 
 
-class StepBudget(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class StepBudget:
     """What a step may still take, in predicted seconds and in tokens."""
 
     model: CostModel

@@ -1,10 +1,8 @@
-"""A plan in the making, and what the host remembers of a launched one. Data only; what every step makes is a Struct, which
-takes little more than half of a dataclass's time."""
+"""A plan in the making, and what the host remembers of a launched one. Data only."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
-from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from headrace.core.plan import IntArray, Plan, SlotStart
@@ -16,7 +14,8 @@ from headrace.engine.sequence import Sequence
 SlotArray = NDArray[np.intp]
 
 
-class Chunk(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Chunk:
     """A row that catches up by `count` tokens; with the last of them it samples.
 
     `again` of them were computed before, `free` of these because the scheduler took them away; `prompt`
@@ -55,7 +54,8 @@ class DecodeRows:
     kv_tokens: int
 
 
-class Draft(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Draft:
     budget: StepBudget
     now_s: float
     chunks: list[Chunk] = field(default_factory=list)
@@ -65,7 +65,8 @@ class Draft(Struct, eq=False):
     served: list[Lane] = field(default_factory=list)
 
 
-class Tariff(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Tariff:
     """What the rows of one step are charged: their part of the predicted step, its fixed cost shared out."""
 
     row_s: float
@@ -77,7 +78,8 @@ class Tariff(Struct, eq=False):
         return chunk.seconds * self.scale * (1.0 - chunk.free / chunk.count)
 
 
-class Flight(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Flight:
     """A launched plan; arrays have an entry per row."""
 
     plan: Plan

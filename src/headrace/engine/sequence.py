@@ -3,9 +3,8 @@
 Owned by `State`, which alone moves a sequence between phases. Knows no queue and no plan.
 """
 
+from dataclasses import dataclass, field
 from enum import IntEnum
-
-from msgspec import Struct, field
 
 from headrace.core.event import NUM_COUNTERS, Waits
 from headrace.core.request import Admission, Request
@@ -20,9 +19,8 @@ class Phase(IntEnum):
     ENDED = 4
 
 
-class Sequence(Struct, eq=False):
-    """A Struct for the sake of its many fields: it is made in half of a dataclass's time."""
-
+@dataclass(slots=True, eq=False)
+class Sequence:
     number: int
     request: Request
     tenant: int

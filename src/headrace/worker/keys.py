@@ -7,12 +7,11 @@ Owned by the engine's thread. Knows neither engine nor link, only their numbers.
 from array import array
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from headrace.core.messages import End, SubmitPart
@@ -26,7 +25,8 @@ NOBODY = 0
 Name = tuple[str, str, int]
 
 
-class Entry(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Entry:
     """A submission from its arrival to its end. It has a number once the engine has it."""
 
     link: int
