@@ -166,7 +166,8 @@ class Intake:
         deadline_s = sequence.request.deadline_s
         if deadline_s is not None and wait_s + sequence.work_s > deadline_s:
             raise DeadlineUnmeetable(
-                f"the deadline of {deadline_s:g} s cannot be met: {wait_s:.1f} s of wait come first",
+                f"the deadline of {deadline_s:.3g} s cannot be met: about {wait_s:.3g} s of wait and "
+                f"{sequence.work_s:.3g} s of work come first",
                 retry_after_s=max(0.1, wait_s + sequence.work_s - deadline_s),
                 param="deadline_s",
             )
