@@ -65,7 +65,7 @@ class WaitingLine:
         # Time during which nobody could be admitted, and during which somebody was.
         self._stuck_s = 0.0
         self._moving_s = 0.0
-        self._aged_before_s = 0.0
+        self._now_s = 0.0
 
     def add(self, sequence: Sequence, *, front: bool = False, preempted: bool = False) -> None:
         """File a waiting sequence; `front` for one that was running before. Who was preempted was not idle."""
@@ -102,8 +102,11 @@ class WaitingLine:
         self.count -= 1
         self._tenants.num_waiting[sequence.tenant] -= 1
         self.num_tenants -= not self._tenants.num_waiting[sequence.tenant]
+        oldest = self._oldest(lane)
         if lane.aged:
-            self._unage(lane)
+            self._unage(lane, oldest)
+        elif oldest is not None:
+            self._look_for_age(lane, oldest)
         if lane.count == 0:
             lane.by_deadline.clear()
             lane.by_arrival.clear()
@@ -129,7 +132,7 @@ class WaitingLine:
 
     def age(self, now_s: float) -> None:
         """Raise the lanes whose oldest has waited long enough."""
-        self._aged_before_s = now_s - self._ageing_s
+        self._now_s = now_s
         while self._ageing and self._ageing[0][0] <= now_s:
             at_s, _, lane = heappop(self._ageing)
             if at_s != lane.looked_at_s:
@@ -138,7 +141,7 @@ class WaitingLine:
             oldest = self._oldest(lane)
             if oldest is None or lane.aged:
                 continue
-            if oldest.arrival_s > self._aged_before_s:
+            if not self._has_aged(oldest):
                 self._look_for_age(lane, oldest)
                 continue
             lane.aged = True
@@ -242,7 +245,16 @@ class WaitingLine:
         lane.entry = self._entries
         level = self._tenants.level.item(lane.tenant)
         held = self._tenants.used_slots[lane.tenant]
-        heappush(self._orders[lane.order], (level, held, arrival_s, lane.entry, lane))
+        order = self._orders[lane.order]
+        heappush(order, (level, held, arrival_s, lane.entry, lane))
+        if 2 * len(self._lanes) + 64 < len(order):
+            # In place: whoever looks for the first of it has it in hand.
+            order[:] = [entry for entry in order if _is_valid(entry, lane.order)]
+            heapify(order)
+
+    def _has_aged(self, sequence: Sequence) -> bool:
+        # Rounded as where it is looked at: else a lane could be looked at without end.
+        return sequence.arrival_s + self._ageing_s <= self._now_s
 
     def _look_for_age(self, lane: Lane, oldest: Sequence) -> None:
         """When the oldest will have aged, if nothing makes the lane be looked at before."""
@@ -251,10 +263,9 @@ class WaitingLine:
             lane.looked_at_s = at_s
             heappush(self._ageing, (at_s, lane.key, lane))
 
-    def _unage(self, lane: Lane) -> None:
-        """The oldest may have left: the next one keeps the lane up only if it has aged too."""
-        oldest = self._oldest(lane)
-        lane.aged = oldest is not None and oldest.arrival_s <= self._aged_before_s
+    def _unage(self, lane: Lane, oldest: Sequence | None) -> None:
+        """Who was the oldest may have left: the next one keeps the lane up only if it has aged too."""
+        lane.aged = oldest is not None and self._has_aged(oldest)
         if oldest is not None and not lane.aged:
             self._look_for_age(lane, oldest)
             if lane.entry:
@@ -274,3 +285,9 @@ class WaitingLine:
         lane.by_deadline = [entry for entry in lane.by_deadline if entry[4].ticket == entry[3]]
         heapify(lane.by_deadline)
         lane.by_arrival = deque(entry for entry in lane.by_arrival if entry[1].ticket == entry[0])
+
+
+def _is_valid(entry: Entry, order: int) -> bool:
+    """Others go when they are met, or when they are most of an order: while higher tiers take all, nobody meets them."""
+    lane = entry[4]
+    return lane.count > 0 and lane.order == order and lane.entry == entry[3]

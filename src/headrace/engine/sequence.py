@@ -33,6 +33,8 @@ class Sequence:
     work_s: float
     # Work that stood before it when it came; what the wait was in the end corrects later guesses.
     expected_wait_s: float = 0.0
+    # When it is looked whether it still waits for its first slot.
+    times_out_s: float = float("-inf")
     phase: Phase = Phase.WAITING
     started: bool = False
     slot: int = -1

@@ -96,8 +96,10 @@ class State:
         heappush(self._expiries, (at_s, sequence.number, kind))
 
     def _start_timeout(self, sequence: Sequence, now_s: float) -> None:
-        timeout_s = sequence.request.queue_timeout_s or self.config.queue_timeout_s
-        self._push_expiry(now_s + timeout_s, sequence, "queue")
+        """Unless it runs: one that passed while it was paused has come to nothing."""
+        if sequence.times_out_s <= now_s:
+            sequence.times_out_s = now_s + (sequence.request.queue_timeout_s or self.config.queue_timeout_s)
+            self._push_expiry(sequence.times_out_s, sequence, "queue")
 
     def _enqueue(self, sequence: Sequence, *, front: bool = False, preempted: bool = False) -> None:
         sequence.phase = Phase.WAITING

@@ -1,6 +1,7 @@
 """What is refused at submission: by a typed error that names the field, with nothing allocated."""
 
 import math
+import pickle
 
 import pytest
 from msgspec.structs import replace
@@ -276,6 +277,17 @@ def test_a_pause_does_not_cancel_the_time_out() -> None:
     rig.engine.resume(number, rig.now_s)
     rig.run()
     assert rig.ended[number].reason == "timed_out"
+
+
+def test_memory_does_not_follow_how_often_one_that_waits_was_paused() -> None:
+    rig = Rig(engine_config(slots=1))
+    rig.submit(request("running", max_tokens=50))
+    number = rig.submit(request("waiting"))
+    before = len(pickle.dumps(rig.engine._state))
+    for _ in range(1000):
+        rig.engine.pause(number, rig.now_s)
+        rig.engine.resume(number, rig.now_s)
+    assert len(pickle.dumps(rig.engine._state)) < before + 1000
 
 
 def test_what_runs_past_its_deadline_ends_with_what_it_has() -> None:

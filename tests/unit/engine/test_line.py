@@ -204,6 +204,28 @@ def test_memory_does_not_follow_how_often_a_lane_was_empty() -> None:
     assert max(sizes) - min(sizes) < 1000, sizes
 
 
+def test_memory_does_not_follow_what_age_has_served_below_a_tier_that_always_waits() -> None:
+    world = World()
+    world.charge("b", 1.0)
+    world.add("high -1", "b", Tier.ENTERPRISE)
+    sizes = []
+    for index in range(4000):
+        at_s = 20.0 * index
+        for name, tenant, tier, later_s in (
+            ("old", "a", Tier.BATCH, 0.0),
+            ("new", "a", Tier.BATCH, 15.0),
+            (f"high {index}", "b", Tier.ENTERPRISE, 15.0),
+        ):
+            world.add(name, tenant, tier, arrival_s=at_s + later_s)
+        world.take(f"high {index - 1}")
+        world.line.age(at_s + 15.0)
+        assert [world.serve(), world.head()] == ["old", f"high {index}"]
+        world.take("new")
+        if index % 1000 == 999:
+            sizes.append(len(pickle.dumps(world.line)))
+    assert max(sizes) - min(sizes) < 10_000, sizes
+
+
 def test_age_raises_a_lane_beside_the_highest_tier() -> None:
     world = World()
     world.charge("b", 1.0)
@@ -213,6 +235,31 @@ def test_age_raises_a_lane_beside_the_highest_tier() -> None:
     assert world.head() == "new"
     world.line.age(AGEING_S)
     assert world.serve_all() == ["old", "new"]
+
+
+def test_who_was_older_than_those_before_it_raises_its_lane_in_time() -> None:
+    world = World()
+    world.add("first", "a", Tier.FREE, arrival_s=0.0)
+    for name, arrival_s in (("second", 2.0), ("third", 4.0)):  # both were running, and come back
+        world.add(name, "a", Tier.FREE, arrival_s=arrival_s)
+        world.take(name)
+        world.sequences[name].phase = Phase.WAITING
+        world.line.add(world.sequences[name], front=True, preempted=True)
+    world.add("plus", "b", Tier.PLUS, arrival_s=9.0)
+    world.charge("b", 1.0)
+    world.line.age(AGEING_S)
+    assert world.head() == "plus"
+    world.take("third")
+    world.line.age(AGEING_S + 2.0)
+    assert world.head() == "second"
+
+
+@pytest.mark.parametrize("arrival_s", [0.1, 0.25, 2.1])
+def test_age_is_told_as_it_is_looked_for_whatever_the_rounding(arrival_s: float) -> None:
+    world = World()
+    world.add("x", arrival_s=arrival_s)
+    world.line.age(arrival_s + AGEING_S)
+    assert world.first().aged
 
 
 def test_age_does_not_overcome_fairness() -> None:
