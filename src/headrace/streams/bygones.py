@@ -1,6 +1,6 @@
 """Streams that were kept once, and whose file is gone: so many digests as fit. Owns the indices that outlived their file.
 
-Oldest go first. Knows that a stream was here, and nothing else of it.
+Oldest go first; an index that tells of none goes at once. Knows that a stream was here, and nothing else of it.
 """
 
 import contextlib
@@ -29,13 +29,13 @@ class Bygones:
 
     def add(self, digests: bytes, path: Path) -> None:
         """Of the streams of one file, and where its index lies, if it has one."""
-        self._shelves.append((digests, path))
+        self._shelves.extend(_telling([(digests, path)]))
         self._num += len(digests) // DIGEST_BYTES
         self._trim()
 
     def precede(self, older: Sequence[tuple[bytes, Path]]) -> None:
         """Those of files that went before all that are here."""
-        self._shelves.extendleft(reversed(older))
+        self._shelves.extendleft(reversed(_telling(older)))
         self._num += sum(len(digests) // DIGEST_BYTES for digests, _ in older)
         self._trim()
 
@@ -44,5 +44,17 @@ class Bygones:
         while self._num > self._most and len(self._shelves) > 1:
             digests, path = self._shelves.popleft()
             self._num -= len(digests) // DIGEST_BYTES
-            with contextlib.suppress(OSError):
-                path.unlink()
+            _unlink(path)
+
+
+def _telling(shelves: Sequence[tuple[bytes, Path]]) -> list[tuple[bytes, Path]]:
+    """Those that tell of any stream. Long ones lie in many files in which none was born."""
+    for digests, path in shelves:
+        if not digests:
+            _unlink(path)
+    return [shelf for shelf in shelves if shelf[0]]
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()

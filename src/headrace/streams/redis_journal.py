@@ -280,7 +280,9 @@ class RedisJournal:
         """By the line: first, perhaps, that it is down (None); then what Redis said."""
         if reply is not None:
             refused, lost = reply
-            self._refused.update(append.sent[place - 1] for place in refused)
+            theirs = [append.sent[place - 1] for place in refused]
+            # Who was answered, and has written its end, asks no more.
+            self._refused.update(theirs if append.then is not None else self._ours.keys() & theirs)
             for place in (*refused, *lost):
                 self._ours.pop(append.sent[place - 1], None)
         if append.then is not None:

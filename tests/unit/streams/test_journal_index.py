@@ -160,6 +160,20 @@ def test_what_is_remembered_of_expired_streams_is_bounded(tmp_path: Path) -> Non
         assert (find(journal, "s0"), find(journal, "s49")) == (None, Expired())
 
 
+def test_files_in_which_no_stream_was_born_leave_nothing(tmp_path: Path) -> None:
+    wall = Wall()
+    with life(tmp_path, wall) as (journal, _):
+        for long in range(3):
+            for number in range(1, 21):
+                put(journal, entry(number, f"long {long}", is_end=number == 20))
+                wall.time_s += 61
+        put(journal, entry(1, "last"))
+        wall.time_s += WINDOW_S
+        journal.sweep()
+        assert [find(journal, f"long {long}") for long in range(3)] == [Expired()] * 3
+        assert (len(files(tmp_path)), len(indices(tmp_path))) == (1, 3)
+
+
 def test_a_row_is_found_at_its_place_only() -> None:
     digest = digest_of(("acme", "s"))
     rows = [Row(digest_of(("acme", str(number))), 1.0, number, 2, 3) for number in range(50)]

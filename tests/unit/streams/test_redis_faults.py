@@ -154,6 +154,23 @@ def test_who_was_not_asked_for_a_while_is_told_that_its_stream_was_taken_with_th
     run(story)
 
 
+def test_that_a_stream_was_taken_is_not_kept_for_who_has_written_its_end(address: str) -> None:
+    async def story() -> None:
+        async with gateway(address, "a", renew_s=1e6, reply_s=0.3) as a, gateway(address, "b") as b:
+            await appended(a, [entry(1)])
+            await until(lambda: not a._line._flying and not a._line._unsent)
+            await expire_lease(address, "a")
+            assert await b.claim(*S, 1)
+            async with Redis.from_url(address) as client:
+                await client.client_pause(1500)
+                assert await appended(a, [entry(2), entry(3, is_end=True)]) == NOBODY
+            await until(lambda: a.is_keeping)
+            # The id was given away again: this one was never taken.
+            assert await appended(a, [entry(1)]) == NOBODY
+
+    run(story)
+
+
 def test_a_gateway_that_stood_still_says_nothing_of_what_was_taken_meanwhile(address: str) -> None:
     async def story() -> None:
         async with gateway(address, "a", renew_s=1e6, reply_s=0.05) as a:
