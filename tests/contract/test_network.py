@@ -1,7 +1,9 @@
 """What every network promises, over unix sockets, mutual TLS and memory, on both loops."""
 
 import asyncio
+import gc
 import random
+import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -136,6 +138,25 @@ def test_a_close_from_either_side_is_heard_once_by_both(stage: Stage, closer: in
         assert not ends[0].messages and not ends[1].messages
 
     stage.play(story)
+
+
+def test_who_listened_to_a_link_that_is_over_is_not_kept_for_the_garbage_collector(stage: Stage) -> None:
+    async def story(party: Party, address: str) -> None:
+        await party.open(address)
+        here, there = await party.pair()
+        over = weakref.ref(there)
+        here.link.close()
+        await there.end()
+        party.guests.clear()
+        del there
+        while over() is not None:
+            await asyncio.sleep(0.001)
+
+    gc.disable()
+    try:
+        stage.play(story)
+    finally:
+        gc.enable()
 
 
 def test_what_was_sent_before_a_close_arrives(stage: Stage) -> None:

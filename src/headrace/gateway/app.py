@@ -170,6 +170,7 @@ class Gateway:
         finally:
             self._num_open -= 1
             self._finish(exchange, route)
+            del error  # its traceback holds this frame
 
     def _open(self, scope: Any, receive: Receive, send: Send) -> tuple[Exchange, HeadraceError | None]:
         now_s = self.context.clock.now_s()
@@ -177,7 +178,7 @@ class Gateway:
         try:
             headers = plain_headers(scope["headers"])
         except HeadraceError as refused:
-            headers, error = {}, refused
+            headers, error = {}, refused.with_traceback(None)  # which holds this frame
         # They are read: an answer that takes long need not keep them twice.
         scope["headers"] = ()
         began_s = scope.get("state", _NONE).get("began_s", now_s)

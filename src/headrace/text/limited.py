@@ -85,6 +85,7 @@ class LimitedPool:
         finally:
             if not ticket.is_over:
                 self._leave(ticket)
+            del ticket  # it holds an error whose traceback holds this frame
 
     def call_sync(
         self,
@@ -259,7 +260,7 @@ class LimitedPool:
         try:
             value = ticket.read(answer)
         except (HeadraceError, msgspec.MsgspecError) as error:
-            self._settle(ticket, error=error)
+            self._settle(ticket, error=error.with_traceback(None))  # which holds the ticket, which holds the error
         else:
             self._settle(ticket, value)
 

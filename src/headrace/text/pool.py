@@ -6,7 +6,7 @@ greeting.
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
 
@@ -65,7 +65,15 @@ class TokenizerPool:
         lane = self._large if is_large else self._small
         future = lane.submit(self._run, job, is_large)
         future.add_done_callback(lambda _: self._release(job))
-        return await self._wait(future)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._is_closed and (task is None or not task.cancelling()):
+                raise self._closed() from None  # the pool gave up, not the caller
+            raise
+        finally:
+            del future  # it holds an error whose traceback holds this frame
 
     def close(self) -> None:
         """Refuse what waits and what comes; what runs finishes unseen. May be called twice."""
@@ -99,15 +107,6 @@ class TokenizerPool:
         job.prompts = None
         with self._lock:
             self._pending_bytes -= job.size_bytes
-
-    async def _wait(self, future: "Future[list[list[int]]]") -> list[list[int]]:
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self._is_closed and (task is None or not task.cancelling()):
-                raise self._closed() from None  # the pool gave up, not the caller
-            raise
 
     def _closed(self) -> Refused:
         return Refused("The tokeniser is shutting down.", retry_after_s=1.0)

@@ -273,6 +273,7 @@ class SocketLink(asyncio.Protocol):
             self._timer = None
         if self._guest is not None:
             self._loop.call_soon(self._guest.tell_closed, why)
+            self._guest = None  # whoever it speaks to holds this: a cycle would keep both until a collection
         if not self.greeted.done():
             self.greeted.set_result(why)
 

@@ -171,6 +171,7 @@ class _MemoryLink:
         self._why = why
         if self._guest is not None:
             self._loop.call_soon(self._guest.tell_closed, why)
+            self._guest = None  # as over a socket
         return True
 
 

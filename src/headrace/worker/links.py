@@ -8,6 +8,7 @@ engine.
 import itertools
 import logging
 from collections.abc import Iterable
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -44,7 +45,7 @@ class Links:
             other.link.close()
         self._inbox.put(Greeted(hello.gateway, hello.attaches))
         newcomer.gateway = hello.gateway
-        newcomer.outbox = Outbox(newcomer.crowded, self._max_bytes)
+        newcomer.outbox = Outbox(partial(self.crowded, newcomer.number), self._max_bytes)
         self._greeted[newcomer.number] = newcomer
         newcomer.link.send(Welcome(PROTOCOL, self._lifecycle.card, self._lifecycle.state))
         newcomer.link.send(self._lifecycle.beat(0.0, {}))
@@ -123,9 +124,6 @@ class GatewayLink:
 
     def closed(self, why: str) -> None:
         self._links.leave(self.number)
-
-    def crowded(self, is_full: bool) -> None:
-        self._links.crowded(self.number, is_full)
 
     def _greet(self, message: FromGateway) -> None:
         if not isinstance(message, Hello):

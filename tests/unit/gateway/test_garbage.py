@@ -4,12 +4,14 @@ import asyncio
 import gc
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from grpc.aio import Channel
 
 from headrace.streams.record import Ending, Part, Usage
+from tests.unit.gateway.grpc_rig import Client, Rig, ends, start, tells
 from tests.unit.gateway.live import Live, Wire, play, running
 from tests.unit.gateway.socket_rig import OpeningService
 from tests.unit.gateway.stub import KEY, StubService, gateway
@@ -154,6 +156,65 @@ def test_sockets_leave_no_garbage_whether_their_streams_have_ended_or_not(ends: 
                     del stream
                     await wire.close()
                     await is_over(service, 1 + number)
+
+    play(story())
+    assert not found
+
+
+async def call_to_its_end(rig: Rig, channel: Channel) -> None:
+    client = await Client(channel, start()).says()
+    stream = await rig.stream()
+    tells(stream, 3)
+    ends(stream)
+    await client.hears()
+    rig.service.streams.clear()
+
+
+async def call_that_is_left(rig: Rig, channel: Channel) -> None:
+    client = await Client(channel, start(window=1)).says()
+    tells(await rig.stream(), 3)
+    await client.hears(1)
+    client.call.cancel()
+    rig.service.streams.clear()
+
+
+async def call_that_is_refused(rig: Rig, channel: Channel) -> None:
+    await Client(channel, start(body={"model": "tiny", "messages": []})).hears()
+
+
+async def call_without_a_key(rig: Rig, channel: Channel) -> None:
+    await Client(channel, start(), key=None).hears()
+
+
+@pytest.mark.parametrize("act", [call_to_its_end, call_that_is_left, call_that_is_refused, call_without_a_key])
+def test_calls_leave_no_garbage(act: Callable[[Rig, Channel], Awaitable[None]]) -> None:
+    found: Counter[str] = Counter()
+
+    async def story() -> None:
+        rig = Rig(resume_s=0.0, disconnect_grace_s=0.0)
+        async with rig.running() as channel:
+            await act(rig, channel)
+            with collector_away(found):
+                for _ in range(3):
+                    await act(rig, channel)
+                while rig.app.num_open or rig.face._servicer._answers:
+                    await asyncio.sleep(0.001)
+                await asyncio.sleep(0.1)
+
+    play(story())
+    assert not found
+
+
+def test_a_request_whose_headers_are_refused_leaves_no_garbage() -> None:
+    found: Counter[str] = Counter()
+
+    async def story() -> None:
+        async with running(gateway(StubService())) as live:
+            wire = await live.connect()
+            with collector_away(found):
+                await wire.send(SAY.replace(b"\r\n", b"\r\nx-api-key: a\r\nx-api-key: b\r\n", 1))
+                assert (await wire.answer())[0] == 400
+                await asyncio.sleep(0.01)
 
     play(story())
     assert not found

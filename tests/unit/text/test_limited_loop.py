@@ -1,10 +1,12 @@
 """Limited processes as an event loop uses them: no thread where all goes well, and one where it does not."""
 
 import asyncio
+import gc
 import os
 import re
 import select
 import signal
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -65,6 +67,26 @@ def in_threads(pool: LimitedPool, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def num_open_fds() -> int:
     return len(os.listdir("/dev/fd"))
+
+
+def test_a_job_that_was_refused_is_not_kept_for_the_garbage_collector(
+    pool: LimitedPool, run: Callable[[Story], Any]
+) -> None:
+    async def story() -> list[InvalidInput | None]:
+        refused: list[weakref.ref[InvalidInput]] = []
+        for template in ("{{ raise_exception('no') }}", "x" * 2000):
+            try:
+                await render(pool, template)
+            except InvalidInput as error:
+                refused.append(weakref.ref(error))
+        await asyncio.sleep(0)
+        return [error() for error in refused]
+
+    gc.disable()
+    try:
+        assert run(story) == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_the_loop_hands_over_small_jobs_itself_in_the_order_they_came(

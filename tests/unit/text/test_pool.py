@@ -1,6 +1,8 @@
 """The pool encodes off the loop, keeps its bound, and lets small texts past large ones."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Coroutine, Sequence
 from threading import Event
 from typing import Any, cast
@@ -145,6 +147,25 @@ def test_an_error_of_one_text_reaches_its_caller_and_frees_its_bytes() -> None:
         pool.close()
 
     run(story())
+
+
+def test_a_text_that_was_refused_is_not_kept_for_the_garbage_collector() -> None:
+    async def story() -> None:
+        pool = TokenizerPool(tokenizer("smollm2"))
+        refused: list[weakref.ref[InvalidInput]] = []
+        try:
+            await pool.encode(["\ud83d"])
+        except InvalidInput as error:
+            refused.append(weakref.ref(error))
+        pool.close()
+        await asyncio.sleep(0)
+        assert [error() for error in refused] == [None]
+
+    gc.disable()
+    try:
+        run(story())
+    finally:
+        gc.enable()
 
 
 def test_closing_refuses_what_waits_and_what_comes() -> None:

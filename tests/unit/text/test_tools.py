@@ -1,6 +1,8 @@
 """Tool calls are read from streams as models write them; what is no call stays text to the last character."""
 
+import gc
 import json
+import weakref
 from itertools import pairwise
 
 import hypothesis.strategies as st
@@ -36,6 +38,18 @@ class Reply:
 CALL = '{"name": "get_weather", "arguments": {"city": "Köln", "days": [1, 2.5e3, -0]}}'
 ARGUMENTS = '{"city": "Köln", "days": [1, 2.5e3, -0]}'
 LLAMA_CALL = '{"type": "function", "name": "f", "parameters": {"a": "}\\"{"}}'
+
+
+def test_a_stream_that_is_over_is_not_kept_for_the_garbage_collector() -> None:
+    gc.disable()
+    try:
+        reader = open_syntax("hermes")
+        reader.push(CALL)
+        over = weakref.ref(reader)
+        del reader
+        assert over() is None
+    finally:
+        gc.enable()
 
 
 def test_hermes_calls_with_text_around_them() -> None:

@@ -1,5 +1,7 @@
 """A worker's connections: who hears what."""
 
+import gc
+import weakref
 from typing import Any
 
 from headrace.core.errors import TooLarge
@@ -56,6 +58,21 @@ def test_the_end_of_a_gateways_old_connection_is_heard_before_its_new_one() -> N
     old.received(Abort(1))
     old.closed("closed by this end")
     assert inbox.take() == [Greeted("g", False), Left(1, "g"), Greeted("g", True)]
+
+
+def test_what_a_gateway_did_not_acknowledge_goes_with_it() -> None:
+    links = Links(Lifecycle(card()), Inbox(), TestClock())
+    gateway = links.accept(Wire())
+    gateway.received(Hello(PROTOCOL, "g"))
+    links.deliver([(gateway.number, Frame(0, 1))])
+    over = weakref.ref(gateway.outbox)
+    gateway.closed("the other end left")
+    gc.disable()
+    try:
+        del gateway
+        assert over() is None
+    finally:
+        gc.enable()
 
 
 def test_after_a_goodbye_nothing_more_is_heard() -> None:

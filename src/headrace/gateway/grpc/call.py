@@ -18,7 +18,7 @@ from headrace.gateway.errors import failure_of
 from headrace.gateway.fed import Asked, FedExchange
 from headrace.gateway.feed import Feed
 from headrace.gateway.grpc.asking import Said, read, read_ack, read_size
-from headrace.gateway.grpc.status import code_of, trailer_of
+from headrace.gateway.grpc.status import Metadata, code_of, trailer_of
 from headrace.gateway.grpc.wording import ChunkWording
 from headrace.gateway.websocket.messages import Resume, Start
 from headrace.streams.record import Failure
@@ -67,7 +67,7 @@ class Call:
     def feed(self, stream: Stream, feed: Feed) -> None:
         """From here on the client may move the window."""
         self._stream_id = stream.id
-        self._feed = feed
+        self._feed = feed if self.is_open else None
         self._fed.set()
         self._more.set()
 
@@ -93,19 +93,20 @@ class Call:
             self._lose()
             for task in tasks:
                 task.cancel()
+            # Both hold this in turn: a cycle would keep all of the call, and its stream, until a collection.
+            self._exchange = self._feed = None
             await asyncio.gather(*tasks, return_exceptions=True)
-        await self._end()
+        self._end(self._stream_id or exchange.request_id)
 
-    async def _end(self) -> None:
-        trailer = (("x-request-id", self._stream_id or self._exchange_id),)
+    def _end(self, request_id: str) -> None:
+        """Not by `abort`: what that raises is kept by the call, with all that it was raised through."""
+        trailer: Metadata = (("x-request-id", request_id),)
         failure = self._failure
         if failure is not None:
-            await self._rpc.abort(code_of(failure), failure.message, (*trailer, *trailer_of(failure)))
+            self._rpc.set_code(code_of(failure))
+            self._rpc.set_details(failure.message)
+            trailer += trailer_of(failure)
         self._rpc.set_trailing_metadata(trailer)
-
-    @property
-    def _exchange_id(self) -> str:
-        return "" if self._exchange is None else self._exchange.request_id
 
     def _lose(self) -> None:
         """The client is gone, or is listened to no more."""

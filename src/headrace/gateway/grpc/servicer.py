@@ -78,7 +78,7 @@ class Servicer:
             if isinstance(asked, Start):
                 asked = _with_deadline(asked, headers, rpc.time_remaining())
         except HeadraceError as refused:
-            error = refused
+            error = refused.with_traceback(None)  # which holds this frame
         exchange = CallExchange(asked, call, context, headers, _address(rpc.peer()), began_s=began_s)
         self._answer(exchange, call, error)
         await call.run(exchange)

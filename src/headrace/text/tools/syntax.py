@@ -85,18 +85,11 @@ class CallStream:
         self._is_line_start = True
         self._in_list = False
         self._is_separated = False
-        self._steps = {
-            _Place.TEXT: self._read_text,
-            _Place.OPENED: self._read_opened,
-            _Place.CALL: self._read_call,
-            _Place.CLOSING: self._read_closing,
-            _Place.GAP: self._read_gap,
-        }
 
     def push(self, text: str) -> list[ToolEvent]:
         for character in text:
             # A character that ends one place is read again in the next.
-            while not self._steps[self._place](character):
+            while not _STEPS[self._place](self, character):
                 pass
         self._give_arguments()
         return self._log.take()
@@ -219,3 +212,13 @@ class CallStream:
         self._held = ""
         self._is_separated = False
         self._place = place
+
+
+# Not of the stream's own: what holds its methods would hold the stream.
+_STEPS = {
+    _Place.TEXT: CallStream._read_text,
+    _Place.OPENED: CallStream._read_opened,
+    _Place.CALL: CallStream._read_call,
+    _Place.CLOSING: CallStream._read_closing,
+    _Place.GAP: CallStream._read_gap,
+}
