@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from headrace.cli.chat_client import USUAL_URL
-from headrace.cli.keys import LocalKey
+from headrace.cli.chat_client import USUAL_URL, parse_url
+from headrace.cli.keys import CLIENT_VARIABLE, LocalKey, is_this_machine
 from headrace.core.config import GatewayConfig, ModelConfig
 from headrace.core.messages import Beat, WorkerCard, WorkerState
 from headrace.core.ports import Clock
@@ -87,10 +87,11 @@ def curl_line(address: Address, key: LocalKey, model: str) -> str:
     )
 
 
-def chat_line(address: Address) -> str:
+def chat_line(address: Address, key: LocalKey) -> str:
     """To copy into a shell as well; what `headrace chat` takes for granted is left out."""
+    given = [] if is_this_machine(parse_url(address.url)[1]) else [f'{CLIENT_VARIABLE}="{key.place}"']
     where = [] if address.url == USUAL_URL else ["--url", address.url]
-    return " ".join(["headrace", "chat", *where, *_trust(address)])
+    return " ".join([*given, "headrace", "chat", *where, *_trust(address)])
 
 
 def _trust(address: Address) -> list[str]:
@@ -114,7 +115,7 @@ def ready_lines(
         about = f"{model.dtype}, {model.context_len:,} tokens of context, {model.workers} worker"
         lines.append(f"  {'' if number else 'models':<8}{model.name}{also}: {about}{'s' if model.workers > 1 else ''}")
     lines.append(f"  {'key':<8}{key.path or key.place}")
-    lines.append(f"  {'chat':<8}{address.url}/{f'#key={key.key}' if show_key else ''}  or: {chat_line(address)}")
+    lines.append(f"  {'chat':<8}{address.url}/{f'#key={key.key}' if show_key else ''}  or: {chat_line(address, key)}")
     lines.append(f"  {'docs':<8}{address.url}/docs")
     if address.grpc is not None:
         lines.append(f"  {'grpc':<8}{address.grpc}")

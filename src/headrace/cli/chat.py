@@ -6,16 +6,15 @@ Speaks the public HTTP API like any other client. Ctrl-C ends a reply, not the c
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
-from headrace.cli.chat_client import USUAL_URL, ChatClient, Message
+from headrace.cli.chat_client import USUAL_URL, ChatClient, Message, parse_url
 from headrace.cli.console import check_finite, note
-from headrace.cli.keys import CLIENT_VARIABLE, VARIABLE
+from headrace.cli.keys import CLIENT_VARIABLE, KEY_HELP, find_key, is_this_machine
 from headrace.cli.models import data_folder
 from headrace.core.errors import HeadraceError, InvalidInput
 
@@ -26,7 +25,7 @@ def chat(
     question: Annotated[str | None, typer.Argument(help="Ask this and leave. Without it: a conversation.")] = None,
     url: Annotated[str, typer.Option(help="Where the server is.")] = USUAL_URL,
     model: Annotated[str, typer.Option(help="One of the server's models.")] = "default",
-    key: Annotated[str | None, typer.Option(help=f"[default: {CLIENT_VARIABLE}, or this install's local key]")] = None,
+    key: Annotated[str | None, typer.Option(help=KEY_HELP)] = None,
     system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest reply, in tokens.")] = None,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="How much chance there is in a reply.")] = 0.2,
@@ -37,7 +36,7 @@ def chat(
     """Talk to a server in the terminal, streaming."""
     check_finite(temperature=temperature)
     asked = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
-    client = ChatClient(url, key or _find_key(), asked, cacert=cacert)
+    client = ChatClient(url, _find_key(key, parse_url(url)[1]), asked, cacert=cacert)
     history = [Message("system", system)] if system else []
     if question is not None:
         _say(client, [*history, Message("user", question)])
@@ -46,16 +45,14 @@ def chat(
     _converse(client, history)
 
 
-def _find_key() -> str:
-    given = os.environ.get(CLIENT_VARIABLE) or os.environ.get(VARIABLE)
-    if given:
-        return given
-    path = data_folder() / "key"
-    try:
-        return path.read_text().strip()
-    except OSError:
-        message = f"no key: {path} is not there; give --key, or set {CLIENT_VARIABLE}"
-        raise InvalidInput(message, param="--key") from None
+def _find_key(given: str | None, host: str) -> str:
+    found = find_key(given, host)
+    if found is not None:
+        return found
+    why = f"{data_folder() / 'key'} is not there"
+    if not is_this_machine(host):
+        why = f"this install's own goes to 127.0.0.1, ::1 and localhost only, and this is {host}"
+    raise InvalidInput(f"no key: {why}; give --key, or set {CLIENT_VARIABLE}", param="--key")
 
 
 def _converse(client: ChatClient, beginning: list[Message]) -> None:

@@ -51,15 +51,8 @@ class ChatClient:
     """`fields` go into every request as they are; those that are None are left out."""
 
     def __init__(self, url: str, key: str, fields: Mapping[str, Any], *, cacert: str | None = None) -> None:
-        parts = urlsplit(url)
-        try:
-            host, port = parts.hostname, parts.port
-        except ValueError:
-            host, port = None, None
-        if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
-            raise InvalidInput(f"--url {url[:200]!r} is not http://host:port", param="--url")
-        self._scheme, self._host, self._port = parts.scheme, host, port
-        self._path = f"{parts.path.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
+        self._scheme, self._host, self._port, path = parse_url(url)
+        self._path = f"{path.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
         self._key = key
         self._fields = {name: value for name, value in fields.items() if value is not None}
         self._cacert = cacert
@@ -107,6 +100,18 @@ class ChatClient:
                 if choice.delta.content:
                     yield choice.delta.content
         raise ServerError("the reply broke off")
+
+
+def parse_url(url: str) -> tuple[str, str, int | None, str]:
+    """Scheme, host, port and path of a server's address."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = None
+    if not host or parts.scheme not in ("http", "https") or parts.query or parts.fragment:
+        raise InvalidInput(f"--url {url[:200]!r} is not http://host:port", param="--url")
+    return parts.scheme, host, port, parts.path
 
 
 def _decode(data: bytes) -> _Chunk:

@@ -1,4 +1,5 @@
-"""Keys: the local one of this install, and `headrace keys new`. Owns the key's file; knows no tenant but `local`.
+"""Keys: the local one of this install, those that clients give, and `headrace keys new`. Owns the key's file and where
+that key may go; knows no tenant but `local`.
 
 A key is shown or kept only where its owner reads it; everything else has its SHA-256.
 """
@@ -6,6 +7,7 @@ A key is shown or kept only where its owner reads it; everything else has its SH
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import secrets
 import shlex
@@ -20,6 +22,7 @@ from msgspec.structs import replace
 
 from headrace.accounts.keys import hash_key
 from headrace.cli.console import note, print_json
+from headrace.cli.models import data_folder
 from headrace.core.config import Config, TenantEntry
 from headrace.core.errors import InvalidInput
 
@@ -27,6 +30,7 @@ LOCAL_TENANT = "local"
 # The local key of a server; and the key with which a client asks any server.
 VARIABLE = "HEADRACE_LOCAL_KEY"
 CLIENT_VARIABLE = "HEADRACE_API_KEY"
+KEY_HELP = f"env:NAME reads a variable. [default: {CLIENT_VARIABLE}, or this install's local key on this machine]"
 _LEAST, _MOST = 16, 512
 
 keys = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -79,6 +83,32 @@ def local_key(home: Path) -> LocalKey:
     )
 
 
+def find_key(given: str | None, host: str) -> str | None:
+    """What a client shows to the server at `host`: what was given, else the client's variable. This install's own key goes
+    to servers of this machine only. None where there is none.
+
+    A key on the command line can be read by every user of the machine: a variable may be named instead.
+    """
+    if given is not None and given.startswith("env:"):
+        given = os.environ.get(given[4:])
+        if given is None:
+            raise InvalidInput("the variable that --key names is not set", param="--key")
+    key = given or os.environ.get(CLIENT_VARIABLE)
+    if not key and is_this_machine(host):
+        key = os.environ.get(VARIABLE) or _kept_key()
+    if key and not (key.isascii() and key.isprintable()):
+        raise InvalidInput("a key is printable ASCII", param="--key")
+    return key or None
+
+
+def is_this_machine(host: str) -> bool:
+    """By its name alone: nobody is asked where another one leads."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def with_local_tenant(config: Config, key: str) -> Config:
     """The tenant of whoever sits at this machine. One of that name in the file keeps its weight and caps."""
     given = {entry.name: entry for entry in config.tenants}
@@ -86,6 +116,13 @@ def with_local_tenant(config: Config, key: str) -> Config:
     scopes = (*local.scopes, *(scope for scope in ("metrics", "admin") if scope not in local.scopes))
     digests = tuple(dict.fromkeys((*local.keys, hash_key(key))))
     return replace(config, tenants=(*given.values(), replace(local, keys=digests, scopes=scopes)))
+
+
+def _kept_key() -> str | None:
+    try:
+        return (data_folder() / "key").read_text(errors="replace").strip()
+    except OSError:
+        return None
 
 
 def _create(path: Path, key: str) -> None:

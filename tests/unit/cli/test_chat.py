@@ -145,3 +145,32 @@ def test_the_key_is_found_where_serve_keeps_it(
         with pytest.raises(SystemExit):
             cli.main(["chat", "q", "--url", server.url])
         assert server.asked[-1][1]["Authorization"] == f"Bearer from-{variable}"
+
+
+def test_this_installs_key_is_not_sent_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(CLIENT_VARIABLE, raising=False)
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
+    monkeypatch.setenv(VARIABLE, "from-the-variable")
+    (tmp_path / "key").write_text("from-the-file\n")
+    keys: list[str] = []
+
+    class Noting(ChatClient):
+        def __init__(self, url: str, key: str, *rest: object, **named: object) -> None:
+            keys.append(key)
+
+        def reply(self, messages: object) -> Iterator[str]:
+            yield "A"
+
+    monkeypatch.setattr(chat_module, "ChatClient", Noting)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["chat", "q", "--url", "http://model.example"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "this is model.example; give --key, or set HEADRACE_API_KEY" in said
+    monkeypatch.setenv(CLIENT_VARIABLE, "from-the-client")
+    for words in ([], ["--key", "given"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["chat", "q", "--url", "http://model.example", *words])
+        assert ended.value.code == 0
+    assert keys == ["from-the-client", "given"]

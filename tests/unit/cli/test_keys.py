@@ -9,7 +9,7 @@ import pytest
 
 from headrace.accounts.keys import hash_key
 from headrace.cli import main as cli
-from headrace.cli.keys import VARIABLE, local_key, with_local_tenant
+from headrace.cli.keys import CLIENT_VARIABLE, VARIABLE, find_key, local_key, with_local_tenant
 from headrace.core.config import Config, TenantEntry, check_config
 from headrace.core.errors import InvalidInput
 
@@ -17,6 +17,7 @@ from headrace.core.errors import InvalidInput
 @pytest.fixture(autouse=True)
 def _no_key_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(CLIENT_VARIABLE, raising=False)
 
 
 def test_the_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
@@ -87,3 +88,32 @@ def test_a_new_key_comes_with_the_hash_a_configuration_takes(capsys: pytest.Capt
     with pytest.raises(SystemExit):
         cli.main(["keys", "new"])
     assert made["key"] not in capsys.readouterr().out
+
+
+HERE = ("127.0.0.1", "127.9.9.9", "::1", "localhost")
+ELSEWHERE = ("127.example.com", "localhost.example.com", "example.com", "10.0.0.1", "0.0.0.0", "2130706433", "")
+
+
+def test_this_installs_key_goes_to_this_machine_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
+    assert {find_key(None, host) for host in (*HERE, *ELSEWHERE)} == {None}
+    (tmp_path / "key").write_text("hr-file\n")
+    assert {find_key(None, host) for host in HERE} == {"hr-file"}
+    monkeypatch.setenv(VARIABLE, "hr-local")
+    assert {find_key(None, host) for host in HERE} == {"hr-local"}
+    assert {find_key(None, host) for host in ELSEWHERE} == {None}
+
+
+def test_a_clients_own_key_goes_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "hr-local")
+    monkeypatch.setenv(CLIENT_VARIABLE, "hr-client")
+    monkeypatch.setenv("OTHER", "k2")
+    for host in (*HERE, *ELSEWHERE):
+        assert find_key(None, host) == "hr-client"
+        assert (find_key("k1", host), find_key("env:OTHER", host)) == ("k1", "k2")
+
+
+@pytest.mark.parametrize("given", ["a\r\nb", "schlüssel", "env:HEADRACE_NO_SUCH_VARIABLE"])
+def test_what_cannot_be_shown_to_a_server(given: str) -> None:
+    with pytest.raises(InvalidInput):
+        find_key(given, "example.com")

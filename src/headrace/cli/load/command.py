@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from headrace.cli.console import as_text, check_finite, note, picture_target, print_json
-from headrace.cli.keys import CLIENT_VARIABLE, VARIABLE
+from headrace.cli.keys import find_key
 from headrace.cli.load import options
 from headrace.core.errors import InvalidInput
 
@@ -137,7 +136,7 @@ def load_plan(flags: options.Flags, endpoint: Endpoint) -> LoadPlan:
         trace=None if flags.trace is None else str(flags.trace),
     )
     tenants = [parse_tenant(text, base, constant=flags.constant) for text in flags.tenant or ()] or [base]
-    tenants = [structs.replace(load, key=find_key(load.key, endpoint)) for load in tenants]
+    tenants = [structs.replace(load, key=find_key(load.key, endpoint.host)) for load in tenants]
     names = [load.name for load in tenants]
     if len(set(names)) < len(names):
         raise InvalidInput("--tenant: two tenants have the same name", param="--tenant")
@@ -153,32 +152,6 @@ def _is_crowd(load: TenantLoad) -> bool:
     from headrace.sim.arrivals import Together
 
     return isinstance(load.arrivals, Together)
-
-
-def find_key(given: str | None, endpoint: Endpoint) -> str | None:
-    """A key on the command line can be read by every user of the machine: a variable may be named instead.
-
-    This install's own key goes to servers of this machine only.
-    """
-    if given is not None and given.startswith("env:"):
-        given = os.environ.get(given[4:])
-        if given is None:
-            raise InvalidInput("the variable that --key names is not set", param="--key")
-    given = given or os.environ.get(CLIENT_VARIABLE)
-    if given is None and endpoint.is_local:
-        given = os.environ.get(VARIABLE) or _local_key()
-    if given is not None and not (given.isascii() and given.isprintable()):
-        raise InvalidInput("a key is printable ASCII", param="--key")
-    return given
-
-
-def _local_key() -> str | None:
-    from headrace.cli.models import data_folder
-
-    try:
-        return (data_folder() / "key").read_text(errors="replace").strip() or None
-    except OSError:
-        return None
 
 
 def _extra(text: str) -> dict[str, object]:

@@ -31,10 +31,14 @@ async def is_ready(pool: Pool, endpoint: Endpoint, timeout_s: float) -> bool:
 
 
 async def ask_facts(pool: Pool, endpoint: Endpoint, key: str | None, model: str) -> Facts:
-    """Raises HeadraceError when nobody answers, and InvalidInput when the server refuses the key."""
+    """Raises HeadraceError when nobody answers, and InvalidInput when the server refuses the key, or the name it was asked by."""
     status, body = await fetch(pool, endpoint.head("GET", "/v1/models", key))
-    if status in (401, 403):
+    if status == 401:
         raise InvalidInput("the server refuses the key: give one with --key or HEADRACE_API_KEY", param="--key")
+    if status == 403:
+        error = _object(body).get("error")
+        why = str(error.get("message", ""))[:200] if isinstance(error, dict) else ""
+        raise InvalidInput(f"the server refuses to answer{': ' if why else ''}{why}", param="--url")
     listed = _object(body).get("data") or []
     cards = [card for card in listed if isinstance(card, dict)]
     card = next((card for card in cards if card.get("id") == model), cards[0] if cards else {})

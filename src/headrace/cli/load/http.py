@@ -5,7 +5,6 @@ as it comes from the socket: an event loop's own clock is too coarse to measure 
 """
 
 import asyncio
-import ipaddress
 import ssl
 import time
 from collections import deque
@@ -33,13 +32,6 @@ class Endpoint(Struct, frozen=True):
     @property
     def authority(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def is_local(self) -> bool:
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
 
     def head(self, method: str, path: str, key: str | None, length: int | None = None) -> bytes:
         lines = [f"{method} {self.path}{path} HTTP/1.1", f"host: {self.authority}", "user-agent: headrace-bench"]

@@ -5,16 +5,13 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from headrace.cli.keys import CLIENT_VARIABLE
+from headrace.cli.keys import KEY_HELP
 
 DURATION_S = 10.0
 USERS = 8
 
 Url = Annotated[str, typer.Option(help="Where the server is.")]
-Key = Annotated[
-    str | None,
-    typer.Option(help=f"env:NAME reads a variable. [default: {CLIENT_VARIABLE}, or this install's local key]"),
-]
+Key = Annotated[str | None, typer.Option(help=KEY_HELP)]
 Model = Annotated[str, typer.Option("--model", "-m", help="Default: the first one listed.")]
 Api = Annotated[str, typer.Option(help="chat or completions.")]
 Rate = Annotated[float | None, typer.Option(min=1e-3, max=1e5, help="Open loop: requests/s.")]

@@ -14,11 +14,9 @@ import pytest
 import uvloop
 
 from headrace.cli import main as cli
-from headrace.cli.load.command import find_key
 from headrace.cli.load.http import Endpoint
 from headrace.cli.load.measure import LoadReport, Settings
 from headrace.cli.load.process import server_pids, usage_of
-from headrace.core.errors import InvalidInput
 from tests.unit.cli.load.stub import Ask, Script, answer, plan, serving
 
 pytestmark = pytest.mark.unit
@@ -159,18 +157,6 @@ def test_a_server_that_starts_is_waited_for(capsys: pytest.CaptureFixture[str]) 
 )
 def test_flags_that_mean_nothing_are_the_callers_fault(flags: tuple[str, ...]) -> None:
     assert bench("--url", "http://127.0.0.1:1", *flags) == 2
-
-
-def test_this_installs_key_goes_to_this_machine_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HEADRACE_API_KEY", raising=False)
-    monkeypatch.setenv("HEADRACE_LOCAL_KEY", "hr-local")
-    assert find_key(None, Endpoint("http", "127.0.0.1", 80)) == "hr-local"
-    assert find_key(None, Endpoint("http", "::1", 80)) == "hr-local"
-    assert find_key(None, Endpoint("https", "127.example.com", 443)) is None
-    monkeypatch.setenv("OTHER", "k2")
-    assert find_key("env:OTHER", Endpoint("https", "example.com", 443)) == "k2"
-    with pytest.raises(InvalidInput):
-        find_key("a\r\nb", Endpoint("https", "example.com", 443))
 
 
 def test_pairs_alternate() -> None:
