@@ -41,7 +41,9 @@ def main(question: str) -> None:
                     is_over = True
                 elif line.startswith(b"data: "):
                     show(json.loads(line[6:]))
-        except (OSError, http.client.HTTPException):
+        except (OSError, http.client.HTTPException) as error:
+            if path is None and isinstance(error, ConnectionRefusedError):
+                sys.exit(f"nobody listens at {HOST}:{PORT}")
             time.sleep(0.2)
         finally:
             connection.close()

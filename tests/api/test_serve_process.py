@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -35,6 +36,7 @@ from tests.api.live_server import (
 )
 
 SLOW = '[[models]]\nname = "fake"\nrunner = "fake"\n[models.fake.profile]\nc0_s = 0.05\n'
+WHEN = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 CHAT = {"model": "default", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
 
 
@@ -125,6 +127,23 @@ def test_a_killed_worker_is_replaced(home: Path) -> None:
         eventually(lambda: "worker fake 0 is back" in server.said(), "the worker did not come back")
         assert eventually(lambda: works(server), "no answers")
         assert server.child("worker fake 0") != first
+
+
+def test_the_log_tells_when_something_was_and_what_is_below_its_level_is_not_in_it(
+    home: Path, fake_server: LiveServer
+) -> None:
+    assert works(fake_server)
+    asked = rf"(?m)^{WHEN} INFO headrace\.gateway: POST /v1/chat/completions 200 "
+    eventually(lambda: re.search(asked, fake_server.said()), "the request is not in the log")
+    with live_server(home, "--runner", "fake", "--log-level", "warning") as server:
+        assert works(server)
+        subprocess.run(["kill", "-9", str(server.child("worker fake 0"))], check=True)
+        died = rf"(?m)^{WHEN} WARNING headrace\.control: worker fake 0 died \(SIGKILL\); starting it again in "
+        eventually(lambda: re.search(died, server.said()), "no word about the worker")
+        assert eventually(lambda: works(server), "no answers")
+    assert " INFO " not in server.said() and "worker fake 0 is back" not in server.said()
+    # What a person waits for is told at any level.
+    assert "\nworker fake 0: ready" in server.said() and "\nstopping: " in server.said()
 
 
 def test_while_no_worker_is_there_the_answer_is_503_at_once(home: Path) -> None:

@@ -300,6 +300,7 @@ def test_it_dies_with_its_parent() -> None:
     ("words", "code"),
     [
         (("--tenants-json", "[{}]"), 2),
+        (("--log-level", "loud"), 2),
         (("--model-json", '{"name": "m", "runner": "abacus"}'), 2),
         (("--model-json", '{"name": "m", "source": "no/such/model"}'), 1),
         (("--parent", "1"), 1),

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from headrace.core.closed_set import possible
 from headrace.core.config import Config, ModelConfig, check_config
 from headrace.core.errors import InvalidInput
 
@@ -38,6 +39,7 @@ class Flags(Struct, frozen=True):
     grpc_port: int | None = None
     processes: int | None = None
     journal: str | None = None
+    log_level: str | None = None
 
 
 def resolve_config(path: Path | None, flags: Flags) -> Config:
@@ -69,7 +71,9 @@ def read_config(path: Path) -> Config:
         raise InvalidInput(f"{path}: nested too deep", param="config") from None
     except msgspec.ValidationError as error:
         what, where = _split(str(error))
-        raise InvalidInput(f"{path}: {where or 'the file'}: {what}", param=where or "config") from None
+        names = possible(str(error), Config)
+        known = f"; known are {', '.join(names)}" if names else ""
+        raise InvalidInput(f"{path}: {where or 'the file'}: {what}{known}", param=where or "config") from None
     return _at_folder(config, path.parent)
 
 
@@ -104,7 +108,8 @@ def _with_flags(config: Config, flags: Flags) -> Config:
     models = tuple(
         replace(model, runner=flags.runner or model.runner, workers=flags.workers or model.workers) for model in models
     )
-    return replace(config, gateway=gateway, models=_with_default(models))
+    telemetry = replace(config.telemetry, log_level=flags.log_level or config.telemetry.log_level)
+    return replace(config, gateway=gateway, telemetry=telemetry, models=_with_default(models))
 
 
 def _with_default(models: tuple[ModelConfig, ...]) -> tuple[ModelConfig, ...]:

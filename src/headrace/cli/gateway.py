@@ -68,8 +68,8 @@ def gateway(
     """Answer requests until told to leave."""
     die_with_parent(parent)
     with LineWriter() as lines, LineWriter(fd=1) as reports:
-        log_to(lines)
         orders = read_orders(run)
+        log_to(lines, orders.config.telemetry.log_level)
         _settle_in(f"gateway {index}" if orders.config.gateway.processes > 1 else "gateway")
         listener = socket.socket(fileno=fd)
         listener.set_inheritable(False)

@@ -7,6 +7,7 @@ only for what is there.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import signal
@@ -36,11 +37,12 @@ from headrace.control.reload import Stamp, merge, stamp_file, watch_file
 from headrace.control.run_folder import RunFolder
 from headrace.control.supervisor import WORKER_GRACE_S, Supervisor
 from headrace.core.clock import SystemClock
-from headrace.core.config import RUNNERS, Config, GatewayConfig, ModelConfig, check_config
+from headrace.core.config import LOG_LEVELS, RUNNERS, Config, GatewayConfig, ModelConfig, check_config
 from headrace.core.errors import HeadraceError, InvalidInput
 from headrace.telemetry.log import LineWriter, log_to
 from headrace.transport.unix import UnixNetwork
 
+_LOG = logging.getLogger("headrace.control")
 _BACKLOG = 2048
 
 
@@ -72,13 +74,18 @@ def serve(
     ] = None,
     tls_cert: Annotated[str | None, typer.Option(help="Certificate chain, PEM.")] = None,
     tls_key: Annotated[str | None, typer.Option(help="Its private key, PEM.")] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help=f"Least of what is logged: {', '.join(LOG_LEVELS)}. [default: info]")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout when it is up.")] = False,
 ) -> None:
     """Start the server: an OpenAI-compatible API, and a chat page, over a model on this machine."""
     started_s = time.perf_counter()
     # Asked for a restart before there is anything to restart, it would be ended by the system.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    flags = Flags(host, port, tuple(model or ()), runner, workers, tls_cert, tls_key, grpc_port, gateways, journal)
+    flags = Flags(
+        host, port, tuple(model or ()), runner, workers, tls_cert, tls_key, grpc_port, gateways, journal, log_level
+    )
     home = data_folder()
     key = local_key(home)
 
@@ -96,7 +103,7 @@ def serve(
             stack.enter_context(closing(reserve(tree.gateway)))
         sources = find_models(tree)
         with RunFolder(home) as folder, LineWriter() as lines, LineWriter(fd=1) as results:
-            log_to(lines)
+            log_to(lines, tree.telemetry.log_level)
             server = Server(
                 tree, sources, folder, listener, key, read, config, stamp, started_s, as_json, lines, results
             )
@@ -163,8 +170,8 @@ def check_tls(gateway: GatewayConfig) -> None:
 
 @dataclass(slots=True)
 class Server:
-    """The supervisor's wiring, and what it says to a person: remarks through `lines`, that it is up through `results`.
-    Neither waits for who reads them."""
+    """The supervisor's wiring, and what it says to a person who starts or stops it: remarks through `lines`, that it is up
+    through `results`. Neither waits for who reads them. What happens in between is logged."""
 
     config: Config
     sources: dict[str, str]
@@ -182,13 +189,14 @@ class Server:
     clock: SystemClock = field(default_factory=SystemClock)
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     workers: list[Child] = field(default_factory=list)
+    was_up: bool = False
 
     async def run(self) -> int:
         _name_process()
         self.folder.write_orders(self._orders())
         models = enumerate(self.config.models)
         self.workers = [self._worker(place, model, index) for place, model in models for index in range(model.workers)]
-        loading = LoadingLines(self.lines.put, self.clock)
+        loading = LoadingLines(self._tell_loading, self.clock)
         keys = (VARIABLE, CLIENT_VARIABLE)
         environment = {name: value for name, value in os.environ.items() if name not in keys}
         supervisor = Supervisor(
@@ -198,7 +206,8 @@ class Server:
             UnixNetwork(),
             self.clock,
             gateway_s=self.config.gateway.closing_s,
-            tell=self.lines.put,
+            tell=_LOG.info,
+            warn=_LOG.warning,
             heard=lambda child, beat: loading.heard(child.name, beat),
             up=self._announce,
         )
@@ -227,10 +236,10 @@ class Server:
         try:
             config, waiting = merge(self.config, self.read())
         except HeadraceError as error:
-            self.lines.put(f"the configuration stays as it was: {error.message}")
+            _LOG.warning("the configuration stays as it was: %s", error.message)
             return
         if waiting:
-            self.lines.put(f"these take effect at the next start: {', '.join(waiting)}")
+            _LOG.warning("these take effect at the next start: %s", ", ".join(waiting))
         if config != self.config:
             self.config = config
             self.version += 1
@@ -272,6 +281,7 @@ class Server:
                 "--tenants-json": _json(tenants),
                 "--engine-json": _json(self.config.engine),
                 "--inject-json": _json(self.config.inject),
+                "--log-level": self.config.telemetry.log_level,
                 "--grace-s": str(WORKER_GRACE_S - 1.0),
                 "--parent": str(os.getpid()),
             }
@@ -284,7 +294,15 @@ class Server:
         computing = sum(model.workers for model in self.config.models if model.runner == "torch")
         return max(1, len(os.sched_getaffinity(0)) // computing) if computing > 1 else 0
 
+    def _tell_loading(self, line: str) -> None:
+        """To who waits for the start; a worker that comes back later is nobody's to wait for."""
+        if self.was_up:
+            _LOG.info(line)
+        else:
+            self.lines.put(line)
+
     def _announce(self) -> None:
+        self.was_up = True
         address = reachable_at(self.config.gateway, self.listener.getsockname()[1])
         cards = [child.beat.card for child in self.workers if child.beat is not None]
         models = served_models(self.config.models, cards)

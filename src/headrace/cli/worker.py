@@ -20,7 +20,7 @@ from headrace.cli.local import share_cores
 from headrace.cli.models import find_or_fetch
 from headrace.cli.sweep import THRESHOLDS, Sweep
 from headrace.cluster.local import die_with_parent
-from headrace.core.config import PROMISES, EngineConfig, ModelConfig, TenantConfig
+from headrace.core.config import LOG_LEVELS, PROMISES, RUNNERS, EngineConfig, ModelConfig, TenantConfig
 from headrace.core.errors import InvalidInput
 from headrace.core.messages import WorkerCard
 from headrace.telemetry.log import LineWriter, log_to
@@ -40,6 +40,7 @@ def worker(
     tenants_json: Annotated[str, typer.Option(help="Tenants as the engine sees them, as JSON.")] = "[]",
     engine_json: Annotated[str, typer.Option(help="What the engine promises, as JSON.")] = "{}",
     inject_json: Annotated[str, typer.Option(help="Seconds to add to stages, as JSON, to prove them.")] = "{}",
+    log_level: Annotated[str, typer.Option(help=f"Least of what is logged: {', '.join(LOG_LEVELS)}.")] = "info",
     grace_s: Annotated[float, typer.Option(help="What is left this long after SIGTERM is aborted.")] = 30.0,
     parent: Annotated[int, typer.Option(help="The process it dies with; 0: whoever started it.")] = 0,
 ) -> None:
@@ -49,12 +50,14 @@ def worker(
     tenants = _read(tenants_json, tuple[TenantConfig, ...], "--tenants-json")
     inject = _read(inject_json, dict[str, float], "--inject-json")
     engine = _read(engine_json, EngineConfig, "--engine-json")
+    if log_level not in LOG_LEVELS:
+        raise InvalidInput(f"--log-level must be one of {', '.join(LOG_LEVELS)}", param="--log-level")
     _name_process(model.name, index)
     share_cores()
     gc.set_threshold(*THRESHOLDS)
     card = WorkerCard(name or f"{model.name} {index}", model.name, index, os.getpid(), epoch or time.time_ns())
     with LineWriter() as lines:
-        log_to(lines)
+        log_to(lines, log_level)
 
         def die(code: int) -> None:
             lines.close()
@@ -101,8 +104,8 @@ def _mount(model: ModelConfig, tenants: tuple[TenantConfig, ...], engine: Engine
         gc.freeze()
         return mounted
 
-    if model.runner not in ("fake", "torch"):
-        raise InvalidInput(f"no such runner: {model.runner}", param="runner")
+    if model.runner not in RUNNERS:
+        raise InvalidInput(f"runner must be one of {', '.join(RUNNERS)}", param="runner")
     return mount
 
 

@@ -10,7 +10,7 @@ from headrace.core.config import Config, GatewayConfig
 
 # These of the gateway's fields are looked at once, when it starts.
 FIXED = ("host", "port", "grpc_port", "processes", "journal", "tls_cert", "tls_key", "drain_s")
-_FIXED_SECTIONS = ("engine", "models", "inject")
+_FIXED_SECTIONS = ("engine", "telemetry", "models", "inject")
 
 Stamp = tuple[int, int, int]
 

@@ -35,8 +35,8 @@ class StartFailed(HeadraceError):
 
 
 class Supervisor:
-    """`tell` gets lines for a person, `heard` every beat of a worker, `up` is called once, when all serve.
-    Told to stop, a gateway may take `gateway_s` until its last connection is closed."""
+    """`tell` gets lines for a person, `warn` those that say what went wrong, `heard` every beat of a worker; `up` is called
+    once, when all serve. Told to stop, a gateway may take `gateway_s` until its last connection is closed."""
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class Supervisor:
         *,
         gateway_s: float,
         tell: Callable[[str], None],
+        warn: Callable[[str], None],
         heard: Callable[[Child, Beat], None],
         up: Callable[[], None],
     ) -> None:
@@ -58,6 +59,7 @@ class Supervisor:
         self._clock = clock
         self._gateway_s = gateway_s
         self._tell = tell
+        self._warn = warn
         self._heard = heard
         self._up = up
         self._stop = asyncio.Event()
@@ -133,7 +135,7 @@ class Supervisor:
             process.signal(signal.SIGKILL if child.healthy_since_s is None else how)
             _, late = await asyncio.wait([asyncio.ensure_future(process.wait())], timeout=within_s)
             if late:
-                self._tell(f"{child.name} did not end in {within_s:g} s and is killed")
+                self._warn(f"{child.name} did not end in {within_s:g} s and is killed")
                 process.signal(signal.SIGKILL)
                 await asyncio.wait(late)
         while child.process is process or not self._is_whole:
@@ -167,7 +169,7 @@ class Supervisor:
             now_s, since_s = self._clock.now_s(), child.healthy_since_s
             delay_s = child.restarts.next_delay_s(now_s - since_s if since_s is not None else 0.0)
             in_a_row = f", {child.restarts.deaths} times in a row" if child.restarts.deaths > 1 else ""
-            self._tell(f"{child.name} {why}{in_a_row}; starting it again in {delay_s:g} s")
+            self._warn(f"{child.name} {why}{in_a_row}; starting it again in {delay_s:g} s")
             await asyncio.sleep(delay_s)
 
     async def _live(self, child: Child) -> tuple[str, int]:
@@ -200,7 +202,7 @@ class Supervisor:
         finally:
             hearing.cancel()
             await asyncio.gather(hearing, return_exceptions=True)
-        self._tell(f"{child.name} has been silent for {silence.limit_s} s and is killed")
+        self._warn(f"{child.name} has been silent for {silence.limit_s} s and is killed")
         process.signal(signal.SIGKILL)
 
     async def _hear(self, child: Child, process: Process, silence: Silence) -> None:
@@ -267,7 +269,7 @@ class Supervisor:
             _, late = await asyncio.wait(waits, timeout=within_s)
         if late:
             names = ", ".join(child.name for child in children if child.is_alive)
-            self._tell(f"{names} did not end in {within_s:g} s and is killed")
+            self._warn(f"{names} did not end in {within_s:g} s and is killed")
             for process in processes:
                 process.signal(signal.SIGKILL)
             await asyncio.wait(late)

@@ -200,11 +200,19 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
         return math.ceil(self.drain_s + _LAST_WORDS_S)
 
 
+class TelemetryConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the server's processes say of themselves."""
+
+    # Least of what is logged; at info a line for each request.
+    log_level: str = "info"
+
+
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """The whole tree. A section is added with the package that reads it."""
 
     engine: EngineConfig = field(default_factory=EngineConfig)
     gateway: GatewayConfig = GatewayConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
     models: tuple[ModelConfig, ...] = ()
     tenants: tuple[TenantEntry, ...] = ()
     # Seconds to sleep when a request enters a stage, by the stage's name: to prove that stages tell the truth.
@@ -214,6 +222,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 RUNNERS = ("torch", "fake")
 DEVICES = ("auto", "cuda", "cpu")
 JOURNALS = ("file", "memory")
+LOG_LEVELS = ("debug", "info", "warning", "error")
 # Of the engine's fields, those that a server's configuration decides for all its models.
 PROMISES = (
     "max_step_s",
@@ -226,6 +235,7 @@ PROMISES = (
     "targets",
 )
 SCOPES = ("metrics", "admin")
+_TIERS = ", ".join(tier.name.lower() for tier in Tier)
 
 _LAST_WORDS_S = 3.0
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,127}")
@@ -276,6 +286,7 @@ def check_config(config: Config) -> None:
     check_engine(config.engine)
     _check_promises(config.engine)
     _check_gateway(config.gateway)
+    _check_telemetry(config.telemetry)
     for number, model in enumerate(config.models):
         _check_model(model, f"models[{number}]")
     _check_names(config.models)
@@ -312,6 +323,12 @@ def _check_gateway(gateway: GatewayConfig) -> None:
         raise InvalidInput("gateway.host must name an address", param="gateway.host")
     if (gateway.tls_cert is None) != (gateway.tls_key is None):
         raise InvalidInput("gateway.tls_cert and gateway.tls_key go together", param="gateway.tls_cert")
+
+
+def _check_telemetry(telemetry: TelemetryConfig) -> None:
+    if telemetry.log_level not in LOG_LEVELS:
+        message = f"telemetry.log_level must be one of {', '.join(LOG_LEVELS)}"
+        raise InvalidInput(message, param="telemetry.log_level")
 
 
 def _check_model(model: ModelConfig, where: str) -> None:
@@ -388,7 +405,9 @@ def check_engine(config: EngineConfig) -> None:
             raise InvalidInput(f"engine.targets lacks {tier.name.lower()}", param="engine.targets")
     for name, target in config.targets.items():
         if name.upper() not in Tier.__members__:
-            raise InvalidInput(f"engine.targets names no tier: {name}", param="engine.targets")
+            raise InvalidInput(
+                f"engine.targets names no tier: {name[:200]!r}; tiers are {_TIERS}", param="engine.targets"
+            )
         _check_number(f"engine.targets.{name}.ttft_s", target.ttft_s, 1e-6, 1e7)
         _check_number(f"engine.targets.{name}.itl_s", target.itl_s, 1e-6, 1e7)
     for tenant in config.tenants:
@@ -412,7 +431,7 @@ def _check_tenant(tenant: TenantConfig) -> None:
     where = f"tenant {tenant.name}"
     _check_number(f"{where}: weight", tenant.weight, 1e-6, 1e6)
     if tenant.tier.upper() not in Tier.__members__:
-        raise InvalidInput(f"{where}: tier must be one of batch, free, plus, enterprise", param="tier")
+        raise InvalidInput(f"{where}: tier must be one of {_TIERS}", param="tier")
     for name in ("max_slots", "max_blocks", "reserved_slots", "reserved_blocks"):
         value = getattr(tenant, name)
         if value is not None:

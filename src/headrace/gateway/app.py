@@ -5,7 +5,6 @@ that is refused has cost nothing but its headers.
 """
 
 import asyncio
-import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -23,6 +22,7 @@ from headrace.gateway.endpoints import ROUTES
 from headrace.gateway.errors import MethodNotAllowed, failure_of, shutting_down, too_many_open
 from headrace.gateway.exchange import Exchange
 from headrace.gateway.finding import Finding
+from headrace.gateway.ids import new_id
 from headrace.gateway.logbook import log_failure, log_request
 from headrace.gateway.openapi import document
 from headrace.gateway.peer import ClientGone, Receive, Send
@@ -235,6 +235,7 @@ class Gateway:
         exchange.caller = caller
 
     async def _refuse(self, exchange: Exchange, error: BaseException) -> None:
+        exchange.error_code = failure_of(error).code
         if exchange.status:
             # The answer has begun: a stream has said its last words itself, anything else can only be cut.
             return
@@ -265,7 +266,8 @@ class Gateway:
         )
         context.metrics.observe(sample)
         if route is None or not route.is_probe:
-            log_request(exchange, sample)
+            failure = ending.failure if ending is not None else None
+            log_request(exchange, sample, exchange.error_code or (failure.code if failure is not None else ""))
 
 
 class Preflight(Exception):
@@ -285,11 +287,7 @@ class Preflight(Exception):
 
 def _request_id(headers: Mapping[str, str]) -> str:
     wanted = headers.get("x-request-id") or headers.get("x-client-request-id")
-    return wanted if wanted and _REQUEST_ID.fullmatch(wanted) else _new_id()
-
-
-def _new_id() -> str:
-    return "req_" + os.urandom(12).hex()
+    return wanted if wanted and _REQUEST_ID.fullmatch(wanted) else new_id()
 
 
 async def _take_id(exchange: Exchange) -> None:
@@ -301,9 +299,9 @@ async def _take_id(exchange: Exchange) -> None:
     # One that was made here is not elsewhere.
     is_wanted = exchange.request_id in (headers.get("x-request-id"), headers.get("x-client-request-id"))
     if is_wanted and await exchange.context.finding.is_elsewhere(tenant, exchange.request_id):
-        exchange.request_id = _new_id()
+        exchange.request_id = new_id()
     while not shelf.take_id(tenant, exchange.request_id):
-        exchange.request_id = _new_id()
+        exchange.request_id = new_id()
     exchange.has_taken_id = True
 
 

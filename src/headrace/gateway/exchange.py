@@ -58,7 +58,7 @@ class Exchange:
 
     __slots__ = (
         "_first_s", "_is_sent", "_last_s", "_query", "_receive", "_scope", "_send", "_streamed", "began_s", "caller", "context",
-        "cors", "has_taken_id", "headers", "method", "path_params", "raw_path", "request_id", "route", "stages", "status",
+        "cors", "error_code", "has_taken_id", "headers", "method", "path_params", "raw_path", "request_id", "route", "stages", "status",
     )  # fmt: skip
 
     def __init__(
@@ -93,6 +93,8 @@ class Exchange:
         self.route = "other"
         # Of the answer; 0 while there is none.
         self.status = 0
+        # Why it was refused, or failed before its stream did; "" where it was not.
+        self.error_code = ""
         self._query: dict[str, str] | None = None
         # The whole answer was handed to the connection, and with that the request was over.
         self._is_sent = False

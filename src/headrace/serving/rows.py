@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from headrace.core.closed_set import complete
 from headrace.core.errors import HeadraceError, InvalidInput, Refused
 from headrace.core.event import Counters
 from headrace.serving.ask import Ask
@@ -143,7 +144,7 @@ class RowRun:
             name = msgspec.convert(fields.pop("id", None), str | int | None)
             return name, msgspec.convert(self._defaults | fields, Ask)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidInput(f"not a JSON object that asks for something: {error}") from None
+            raise InvalidInput(f"not a JSON object that asks for something: {complete(error, Ask)}") from None
 
     def _take(self, spoken: Spoken) -> Row | None:
         entry = self._open[spoken.key]

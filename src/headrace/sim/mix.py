@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from headrace.core.closed_set import complete
 from headrace.core.errors import InvalidInput
 from headrace.sim.lengths import MAX_PARTS, IntArray, Lengths, check_between, parse_lengths, weighted_mean
 
@@ -64,14 +65,13 @@ def single_mix(prompt: Lengths, output: Lengths) -> RequestMix:
 
 def load_mix(raw: object, where: str) -> RequestMix:
     """Check what a mix file held: prompt and output, or a list of classes of them with weights."""
+    has_classes = isinstance(raw, dict) and "classes" in raw
     try:
-        if isinstance(raw, dict) and "classes" in raw:
-            specs = msgspec.convert(raw, _MixSpec).classes
-        else:
-            specs = (msgspec.convert(raw, _ClassSpec),)
+        specs = msgspec.convert(raw, _MixSpec).classes if has_classes else (msgspec.convert(raw, _ClassSpec),)
         return RequestMix(tuple(_resolve(spec) for spec in specs))
     except (InvalidInput, msgspec.ValidationError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"{where}: {error}", param=where) from None
+        told = complete(error, _MixSpec if has_classes else _ClassSpec)
+        raise InvalidInput(f"{where}: {told}", param=where) from None
 
 
 class _ClassSpec(Struct, frozen=True, forbid_unknown_fields=True):

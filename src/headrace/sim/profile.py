@@ -6,6 +6,7 @@ Owns the shape of a profile file and every bound in it. Knows nothing of load or
 import msgspec
 from msgspec import Struct
 
+from headrace.core.closed_set import complete
 from headrace.core.config import CostProfile, check_profile
 from headrace.core.errors import InvalidInput
 from headrace.sim.exact import check_number
@@ -51,7 +52,7 @@ def load_profile(raw: object, where: str, *, slots: int | None = None, kv_tokens
     try:
         file = msgspec.convert(raw, _ProfileFile)
     except msgspec.ValidationError as error:
-        raise InvalidInput(f"{where}: {error}", param=where) from None
+        raise InvalidInput(f"{where}: {complete(error, _ProfileFile)}", param=where) from None
     profile = ReplicaProfile(
         cost=CostProfile(file.c0_s, file.c_in_s, file.c_out_s, file.c_kv_s, file.c_att_s),
         slots=_given("slots", slots, file.slots),

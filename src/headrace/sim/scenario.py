@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct, field
 
+from headrace.core.closed_set import complete
 from headrace.core.config import CostProfile, EngineConfig, TenantConfig, check_engine, check_profile
 from headrace.core.errors import InvalidInput
 from headrace.sim.arrivals import Arrivals, Bursty, Diurnal, Together
@@ -195,7 +196,9 @@ def read_scenario(path: str | os.PathLike[str]) -> Scenario:
     try:
         scenario = msgspec.convert(raw, Scenario)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise InvalidInput(f"scenario {where.name}: {error}", param=_place(error) or "scenario") from None
+        raise InvalidInput(
+            f"scenario {where.name}: {complete(error, Scenario)}", param=_place(error) or "scenario"
+        ) from None
     if scenario.trace is not None:
         scenario = msgspec.structs.replace(scenario, trace=str(where.parent / scenario.trace))
     check_scenario(scenario, f"scenario {where.name}: ")
@@ -230,7 +233,9 @@ def check_scenario(scenario: Scenario, where: str = "") -> None:
         _check_pace(scenario)
         _check_memory(scenario)
     except (msgspec.ValidationError, InvalidInput) as error:
-        raise InvalidInput(f"{where}{error}", param=getattr(error, "param", None) or _place(error)) from None
+        raise InvalidInput(
+            f"{where}{complete(error, Scenario)}", param=getattr(error, "param", None) or _place(error)
+        ) from None
 
 
 def _place(error: Exception) -> str | None:

@@ -14,6 +14,7 @@ from typing import Annotated, BinaryIO, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from headrace.core.closed_set import complete
 from headrace.core.errors import InvalidInput
 
 Tokens = Annotated[int, Meta(ge=1, le=10_000_000)]
@@ -84,7 +85,7 @@ def _decode_line(line: bytes, where: str) -> TraceRow:
     try:
         row = _DECODER.decode(line)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"{where}: {error}", param=where) from None
+        raise InvalidInput(f"{where}: {complete(error, TraceRow)}", param=where) from None
     if not is_pace(row.reader_tokens_per_s):
         param = "reader_tokens_per_s"
         raise InvalidInput(f"{where}: {param} must be 0 or at least {SLOWEST_READER:g}", param=param)

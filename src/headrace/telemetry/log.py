@@ -19,7 +19,9 @@ _MAX_CHARS = 8 << 10
 # Lines of this time are one write, whose whole lines do not mix with those of other processes.
 _GATHER_S = 0.02
 _WRITE_BYTES = 4096
-_FORMAT = "%(levelname)s %(name)s: %(message)s"
+# Looked up faster than written.
+_MILLISECONDS = tuple(f".{number:03d}Z" for number in range(1000))
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class LineWriter:
@@ -90,32 +92,55 @@ class LineWriter:
 class _OneLine(logging.Formatter):
     """As `_FORMAT` says, without working it out again for each of the many lines that have no traceback."""
 
+    # The second that was written last, and how.
+    _second = (0.0, "1970-01-01T00:00:00")
+
     def format(self, record: logging.LogRecord) -> str:
         if record.exc_info or record.exc_text or record.stack_info:
             return super().format(record)
-        return f"{record.levelname} {record.name}: {record.getMessage()}"
+        return f"{self.formatTime(record)} {record.levelname} {record.name}: {record.getMessage()}"
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - logging's name
+        """UTC, to the millisecond."""
+        second_s, text = self._second
+        if not 0.0 <= record.created - second_s < 1.0:
+            second_s = record.created // 1.0
+            text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second_s))
+            self._second = second_s, text
+        return text + _MILLISECONDS[int(record.msecs)]
 
 
-def log_to(lines: LineWriter) -> None:
-    """Everything that this process logs."""
+def log_to(lines: LineWriter, level: str = "info") -> None:
+    """Everything that this process logs, from this level on (one of `core.config.LOG_LEVELS`). What libraries say for those
+    who mend them, which may be what clients sent, is in no log."""
     # A line tells neither where in the code it was made nor by which thread; finding out takes longer than the rest.
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = _ToLines(lines)
-    handler.setFormatter(_OneLine(_FORMAT))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    least = logging.getLevelNamesMapping()[level.upper()]
+    handler.setLevel(least)
+    logging.basicConfig(level=max(least, logging.INFO), handlers=[handler])
+    logging.getLogger("headrace").setLevel(least)
 
 
 class _ToLines(logging.Handler):
     def __init__(self, lines: LineWriter) -> None:
         super().__init__()
         self._lines = lines
+        self._form = _OneLine(_FORMAT)
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Without a lock: a line is put in one move, and nobody filters here."""
+        self.emit(record)
+        return True
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._lines.put(self.format(record)[:_MAX_CHARS])
+            line = self._form.format(record)
         except Exception:  # noqa: BLE001 - a line that cannot be made must not end who logs it
-            self._lines.put(f"{record.name}: a line could not be made of {record.msg!r}")
+            time_of = self._form.formatTime(record)
+            line = f"{time_of} {record.levelname} {record.name}: a line could not be made of {record.msg!r}"
+        self._lines.put(line[:_MAX_CHARS])
 
 
 @dataclass(slots=True)

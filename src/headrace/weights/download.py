@@ -20,6 +20,7 @@ from headrace.weights.weight_file import Progress
 _MOST_BYTES = 2**36
 _CHUNK_BYTES = 2**18
 _FRUITLESS_ATTEMPTS = 2
+_SCHEMES = ("https", "http", "file")
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
 
@@ -29,8 +30,9 @@ class _Broken(Exception):
 
 def download(url: str, part: Path, sha256: str, network: Network, progress: Progress | None = None) -> None:
     """Fill `part` from `url`, continuing what is there, and check it against `sha256` unless that is ""."""
-    if urlsplit(url).scheme not in ("https", "http", "file"):
-        raise InvalidModel(f"{urlsplit(url).scheme}: is not a kind of URL that is fetched")
+    if urlsplit(url).scheme not in _SCHEMES:
+        told = f"is not a kind of URL that is fetched: {', '.join(_SCHEMES)} are"
+        raise InvalidModel(f"{urlsplit(url).scheme}: {told}")
     if "@" in urlsplit(url).netloc:
         raise InvalidModel(f"{_shown(url)}: a URL with a password in it is not fetched")
     opener = _opener(network)

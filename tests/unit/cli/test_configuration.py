@@ -15,6 +15,7 @@ from headrace.core.config import (
     FakeConfig,
     GatewayConfig,
     ModelConfig,
+    TelemetryConfig,
     TenantEntry,
 )
 from headrace.core.errors import InvalidInput
@@ -41,11 +42,11 @@ def test_without_a_file_there_is_the_default_model() -> None:
 
 def test_the_example_says_what_the_defaults_are() -> None:
     config = resolve_config(EXAMPLE, Flags())
-    assert (config.gateway, config.engine) == (Config().gateway, Config().engine)
+    assert (config.gateway, config.engine, config.telemetry) == (Config().gateway, Config().engine, Config().telemetry)
     assert [tenant.name for tenant in config.tenants] == ["acme", "bulk"]
 
 
-@pytest.mark.parametrize("section", [GatewayConfig, ModelConfig, FakeConfig, CostProfile, TenantEntry])
+@pytest.mark.parametrize("section", [GatewayConfig, TelemetryConfig, ModelConfig, FakeConfig, CostProfile, TenantEntry])
 def test_the_example_names_everything_that_can_be_set(section: type[Struct]) -> None:
     text = EXAMPLE.read_text()
     for name in (*section.__struct_fields__, *PROMISES, "inject"):
@@ -65,6 +66,13 @@ def test_flags_go_over_the_file(tmp_path: Path) -> None:
     ]
 
 
+def test_the_level_of_the_log_is_the_files_unless_a_flag_says_otherwise(tmp_path: Path) -> None:
+    path = written(tmp_path, '[telemetry]\nlog_level = "warning"\n')
+    assert resolve_config(path, Flags()).telemetry.log_level == "warning"
+    assert resolve_config(path, Flags(log_level="debug")).telemetry.log_level == "debug"
+    assert "one of debug, info, warning, error" in refusal(None, Flags(log_level="loud")).message
+
+
 def test_the_first_model_is_the_default_unless_another_says_so(tmp_path: Path) -> None:
     config = resolve_config(None, Flags(models=("a", "b"), runner="fake"))
     assert [model.aliases for model in config.models] == [("default",), ()]
@@ -81,8 +89,8 @@ def test_the_fake_needs_no_source() -> None:
     ("text", "param", "words"),
     [
         ("[gateway]\nport = 'x'", "gateway.port", "expected int, got str"),
-        ("[gateway]\nprot = 1", "gateway", "unknown field prot"),
-        ("lunch = 1", "config", "the file: object contains unknown field lunch"),
+        ("[gateway]\nprot = 1", "gateway", "unknown field prot; known are host, port, grpc_port, "),
+        ("lunch = 1", "config", "the file: object contains unknown field lunch; known are engine, "),
         ("[[models]]\nname = 1", "models[0].name", "expected str, got int"),
         ("[[tenants]]\nweight = 1", "tenants[0]", "missing required field name"),
         ("[gateway\n", "config", "line 1"),
@@ -90,6 +98,8 @@ def test_the_fake_needs_no_source() -> None:
         ("[gateway]\nport = true", "gateway.port", "expected int, got bool"),
         ("[inject]\nroute = nan", "inject.route", "must be a number"),
         ("[gateway]\nprocesses = 2", "gateway.processes", "needs Redis"),
+        ("[[tenants]]\nname = 'a'\ntier = 'gold'", "tier", "one of batch, free, plus, enterprise"),
+        ("[telemetry]\nlog_level = 'INFO'", "telemetry.log_level", "one of debug, info, warning, error"),
     ],
 )
 def test_a_broken_file_is_one_line_that_names_file_and_field(tmp_path: Path, text: str, param: str, words: str) -> None:

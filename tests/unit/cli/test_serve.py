@@ -19,11 +19,13 @@ from headrace.cli.announcement import (
     served_models,
 )
 from headrace.cli.keys import LocalKey
-from headrace.cli.serve import bind, check_tls
-from headrace.core.config import GatewayConfig, ModelConfig
+from headrace.cli.serve import Server, bind, check_tls
+from headrace.control.run_folder import RunFolder
+from headrace.core.config import Config, GatewayConfig, ModelConfig, TelemetryConfig
 from headrace.core.errors import HeadraceError, InvalidInput
 from headrace.core.event import EngineLoad
 from headrace.core.messages import Beat, WorkerCard, WorkerState
+from headrace.telemetry.log import LineWriter
 from tests.unit.weights.files import tiny_shape, write_gguf
 
 LOAD = EngineLoad(0.0, 0.0, 0, 0, 4, 16, 0, 16)
@@ -89,6 +91,7 @@ def test_files_that_are_no_model_start_no_process(tmp_path: Path, capsys: pytest
         (["--port", "65536"], 2),
         (["--workers", "0"], 2),
         (["--runner", "tpu"], 2),
+        (["--log-level", "loud"], 2),
         (["--model", "a", "--model", "a", "--runner", "fake"], 2),
         (["--model", "no such name!", "--runner", "fake"], 2),
         (["--host", ""], 2),
@@ -126,10 +129,24 @@ def test_the_curl_line_is_one_that_a_shell_understands_and_hides_the_key() -> No
         (GatewayConfig(), 8080, "headrace chat"),
         (GatewayConfig(), 8081, "headrace chat --url http://127.0.0.1:8081"),
         (GatewayConfig(tls_cert="a b.pem"), 1, "headrace chat --url https://127.0.0.1:1 --cacert 'a b.pem'"),
+        (GatewayConfig(host="::"), 8080, "headrace chat --url http://[::1]:8080"),
+        (
+            GatewayConfig(host="box"),
+            8080,
+            'HEADRACE_API_KEY="$(cat /home/me/key)" headrace chat --url http://box:8080',
+        ),
     ],
 )
-def test_the_chat_line_says_where(gateway: GatewayConfig, port: int, line: str) -> None:
-    assert chat_line(reachable_at(gateway, port)) == line
+def test_the_chat_line_says_where_and_what_is_not_found_by_itself(gateway: GatewayConfig, port: int, line: str) -> None:
+    assert chat_line(reachable_at(gateway, port), KEY) == line
+
+
+def test_a_worker_is_told_what_to_log(tmp_path: Path) -> None:
+    config = Config(telemetry=TelemetryConfig(log_level="error"), models=(ModelConfig("a", runner="fake"),))
+    with RunFolder(tmp_path) as folder, LineWriter() as lines, closing(bind(GatewayConfig(port=0))) as listener:
+        server = Server(config, {}, folder, listener, KEY, lambda: config, None, None, 0.0, False, lines, lines)
+        words = server._worker(0, config.models[0], 0).command().argv
+    assert words[words.index("--log-level") + 1] == "error"
 
 
 def test_plain_http_on_all_interfaces_is_remarked_on() -> None:

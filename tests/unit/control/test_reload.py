@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from headrace.control.reload import merge, stamp_file, watch_file
-from headrace.core.config import Config, GatewayConfig, ModelConfig, TenantEntry
+from headrace.core.config import Config, GatewayConfig, ModelConfig, TelemetryConfig, TenantEntry
 from tests.unit.control.virtual_loop import play
 
 RUNNING = Config(models=(ModelConfig("a"),), tenants=(TenantEntry("acme"),))
@@ -20,9 +20,11 @@ def test_tenants_and_limits_change_at_once() -> None:
 
 def test_what_is_fixed_at_start_is_named_and_kept() -> None:
     gateway = GatewayConfig(port=9000, tls_cert="c", tls_key="k", drain_s=1.0, receive_s=2.0)
-    wanted = replace(RUNNING, models=(ModelConfig("b"),), inject={"route": 1.0}, gateway=gateway)
+    telemetry = TelemetryConfig(log_level="debug")
+    wanted = replace(RUNNING, telemetry=telemetry, models=(ModelConfig("b"),), inject={"route": 1.0}, gateway=gateway)
     merged, waiting = merge(RUNNING, wanted)
-    assert waiting == ("models", "inject", "gateway.port", "gateway.tls_cert", "gateway.tls_key", "gateway.drain_s")
+    fixed = ("telemetry", "models", "inject", "gateway.port", "gateway.tls_cert", "gateway.tls_key", "gateway.drain_s")
+    assert waiting == fixed
     assert merged == replace(RUNNING, gateway=GatewayConfig(receive_s=2.0))
 
 

@@ -41,6 +41,7 @@ class Scene:
             loop,
             gateway_s=10.0,
             tell=self.told.append,
+            warn=self.told.append,
             heard=lambda child, beat: None,
             up=self.up,
         )

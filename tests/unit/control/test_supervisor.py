@@ -41,6 +41,7 @@ class Scene:
             loop,
             gateway_s=GATEWAY_S,
             tell=self.told.append,
+            warn=self.told.append,
             heard=lambda child, beat: self.beats.append(beat),
             up=self.up,
         )

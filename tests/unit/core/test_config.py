@@ -80,7 +80,8 @@ def test_every_tier_has_targets_and_every_target_a_tier() -> None:
     for tier in Tier:
         lacking = {name: target for name, target in targets.items() if name != tier.name.lower()}
         assert refused(EngineConfig(targets=lacking)) == "engine.targets"
-    assert refused(EngineConfig(targets=targets | {"gold": TierTargets(1.0, 0.1)})) == "engine.targets"
+    with pytest.raises(InvalidInput, match="'gold'; tiers are batch, free, plus, enterprise"):
+        check_engine(EngineConfig(targets=targets | {"gold": TierTargets(1.0, 0.1)}))
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,15 @@ def test_a_log_line_cannot_be_forged(caplog: pytest.LogCaptureFixture) -> None:
     assert len(line) < 500
 
 
+def test_a_log_line_says_why_a_request_was_refused(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        ask(gateway(), "GET", "/nowhere", AUTH)
+        ask(gateway(), "GET", "/things/a", AUTH)
+    refused, answered = caplog.messages
+    assert " 404 " in refused and refused.endswith(" error=not_found")
+    assert " 200 " in answered and "error" not in answered
+
+
 def test_full_and_draining_servers_refuse_but_answer_probes() -> None:
     app = gateway(max_open_requests=0)
     answer = ask(app, "GET", "/things/a", AUTH)

@@ -99,6 +99,32 @@ def test_a_chat_in_one_piece(pool: LimitedPool) -> None:
     play(pool, story)
 
 
+@pytest.mark.parametrize("chosen", [None, "my-story", "req_mine", "chatcmpl-mine"])
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_a_request_is_explained_by_its_own_id_and_by_that_of_its_reply_to_its_tenant_alone(
+    pool: LimitedPool, chosen: str | None, is_chat: bool
+) -> None:
+    async def story(world: World) -> None:
+        fields: Any = {"model": "m", "extra_headers": {} if chosen is None else {"x-request-id": chosen}}
+        call: Any = world.client.completions.create(prompt="x", **fields)
+        if is_chat:
+            call.close()
+            call = world.client.chat.completions.create(messages=USER, **fields)
+        reply = await world.during(call, lambda worker: worker.say(b"Hello", end="stop"))
+        for key, found in ((KEY, True), (METRICS_KEY, False)):
+            for id in (reply._request_id, reply.id):
+                path, headers = f"/v1/requests/{id}/explain", {"authorization": f"Bearer {key}"}
+                answer = await world.http.get(path, headers=headers)
+                assert answer.status_code == (200 if found else 404)
+                if found:
+                    assert answer.json()["request_id"] == reply._request_id == (chosen or reply._request_id)
+                else:
+                    none = await world.http.get("/v1/requests/none/explain", headers=headers)
+                    assert answer.json() == none.json()
+
+    play(pool, story)
+
+
 def test_a_chat_in_a_stream_with_usage(pool: LimitedPool) -> None:
     async def story(world: World) -> None:
         call = world.client.chat.completions.create(

@@ -116,6 +116,17 @@ def test_a_stream_that_breaks_says_why_in_its_last_chunk_and_in_the_status() -> 
     play(story())
 
 
+def test_an_api_that_there_is_not_is_told_those_that_there_are() -> None:
+    async def story() -> None:
+        rig = Rig()
+        async with rig.running() as channel:
+            client = Client(channel, start(api="embeddings"))
+            assert await client.hears() == []
+            assert (await client.error())["message"] == "api: must be one of chat, completions"
+
+    play(story())
+
+
 @pytest.mark.parametrize(
     ("said", "key", "code", "param"),
     [

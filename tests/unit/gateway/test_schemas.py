@@ -194,6 +194,37 @@ def test_a_client_s_value_is_not_repeated_in_a_refusal() -> None:
         assert "script" not in refused(chat_ask, **fields).message
 
 
+ALLOWED = {"mode": "any", "tools": [{"type": "function", "function": {"name": "f"}}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"verbosity": "loud"}, "verbosity: must be one of high, low, medium"),
+        ({"service_tier": "gold"}, "service_tier: must be one of auto, default, fast, flex, priority, scale"),
+        ({"modalities": ["text", "smell"]}, "modalities[1]: must be one of audio, text"),
+        ({"tool_choice": "maybe"}, "tool_choice: must be one of auto, none, required, an object"),
+        ({"tool_choice": {"type": "x"}}, "tool_choice.type: must be one of function, custom, allowed_tools"),
+        (
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": ALLOWED}},
+            "tool_choice.allowed_tools.mode: must be one of auto, required",
+        ),
+        ({"tools": [{"type": "shell"}]}, "tools[0].type: must be one of function, custom"),
+        (
+            {"response_format": {"type": "xml"}},
+            "response_format.type: must be one of text, json_object, json_schema, regex, grammar",
+        ),
+        (
+            {"messages": [{"role": "wizard", "content": ""}]},
+            "messages[0].role: must be one of system, developer, user, assistant, tool, function",
+        ),
+        ({"priority": "gold"}, "priority must be an integer, batch, free, plus or enterprise"),
+    ],
+)
+def test_what_is_none_of_a_closed_set_is_told_the_set(fields: dict[str, Any], message: str) -> None:
+    assert refused(chat_ask, **fields).message == message
+
+
 def test_products_are_bounded_where_their_factors_are() -> None:
     assert refused(completions_of, prompt=["x"] * 9, n=128).param == "prompt"
     assert refused(completions_of, prompt=["x"] * 1025).param == "prompt"

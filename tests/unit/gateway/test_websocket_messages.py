@@ -73,6 +73,19 @@ def test_what_is_none_is_refused_by_its_field(message: bytes, param: str | None)
     assert "body" not in refused.value.message or param == "body"
 
 
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (b'{"type":"stop"}', "type: must be one of start, ack, window, cancel, resume"),
+        (b'{"type":"start","id":"a","api":"images","body":{}}', "api: must be one of chat, completions"),
+    ],
+)
+def test_a_word_that_is_none_of_those_that_are_known_is_told_them(message: bytes, words: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read(message)
+    assert caught.value.message == words
+
+
 def test_a_message_that_is_not_understood_may_still_be_about_something() -> None:
     assert read_about(b'{"type":"start","id":"a"}') == ("a", None)
     assert read_about(b'{"type":"resume","stream":"s","after":-1}') == (None, "s")

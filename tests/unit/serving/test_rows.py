@@ -29,6 +29,7 @@ def test_every_line_gets_a_row_and_bad_ones_say_why() -> None:
     assert rows[1].completion_tokens == 6
     codes = {index: row.error.code for index, row in rows.items() if row.error is not None}
     assert codes == dict.fromkeys((3, 4, 5, 7), "invalid_request") | {6: "context_length_exceeded"}
+    assert rows[4].error is not None and ", temperature, " in rows[4].error.message
     assert rows[5].id == 7
     assert (run.num_done, run.num_failed, run.num_tokens) == (7, 5, 11)
 

@@ -126,6 +126,13 @@ def test_malformed_files_are_refused_where_they_are_wrong(body: str, place: str)
         load_mix({"prompt": msgspec.json.decode(body), "output": 5}, "--mix")
 
 
+def test_a_kind_that_there_is_not_is_told_those_that_there_are() -> None:
+    with pytest.raises(InvalidInput, match=r"possible are .*uniform.*mixture"):
+        load_mix({"prompt": {"kind": "normal"}, "output": 5}, "--mix")
+    with pytest.raises(InvalidInput, match="possible are classes"):
+        load_mix({"classes": [], "kinds": []}, "--mix")
+
+
 def test_mixtures_nest_only_so_deep() -> None:
     lengths: Lengths = Fixed(3)
     for _ in range(4):

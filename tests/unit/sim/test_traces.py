@@ -41,7 +41,10 @@ def test_empty_lines_are_passed(tmp_path: Path) -> None:
         ('{"arrival_s":-1,"prompt_tokens":1,"output_tokens":1}', r"line 2.*arrival_s"),
         ('{"arrival_s":0.5,"prompt_tokens":1,"output_tokens":1}', r"line 2: arrival_s goes back from 1 to 0.5"),
         ('{"arrival_s":1,"prompt_tokens":1}', r"line 2.*output_tokens"),
-        ('{"arrival_s":1,"prompt_tokens":1,"output_tokens":1,"tier":"gold"}', r"line 2.*tier"),
+        (
+            '{"arrival_s":1,"prompt_tokens":1,"output_tokens":1,"tier":"gold"}',
+            r"line 2.*tier.*batch, enterprise, free, plus",
+        ),
         ('{"arrival_s":1,"prompt_tokens":1,"output_tokens":1,"prompt":"hi"}', r"line 2.*prompt"),
         ('{"arrival_s":NaN,"prompt_tokens":1,"output_tokens":1}', r"line 2"),
         ('{"arrival_s":1,"prompt_tokens":' + "9" * 5000 + ',"output_tokens":1}', r"line 2.*prompt_tokens"),

@@ -5,6 +5,7 @@ from headrace.gateway.dialects.envelope import Wants
 from headrace.gateway.endpoints.generation import answer, caller_of, heading_of
 from headrace.gateway.endpoints.streams import resume, resumes
 from headrace.gateway.exchange import Exchange
+from headrace.gateway.ids import CHAT_REPLY
 from headrace.gateway.routes import Access, Route
 from headrace.gateway.schemas.asks import chat_asks
 from headrace.gateway.schemas.chat import ChatBody
@@ -30,7 +31,7 @@ async def chat(exchange: Exchange, service: Service) -> None:
         request_id=exchange.request_id,
         model=model.name,
         asks=asks,
-        dialect=ChatDialect(heading_of("chatcmpl-", exchange, model.name, tier), wants, asks[0].n),
+        dialect=ChatDialect(heading_of(CHAT_REPLY, exchange, model.name, tier), wants, asks[0].n),
         streamed=bool(body.stream),
         counts=wants.running_usage,
         grace_s=exchange.chosen_grace_s,

@@ -5,6 +5,7 @@ from headrace.gateway.dialects.envelope import Wants
 from headrace.gateway.endpoints.generation import answer, caller_of, heading_of
 from headrace.gateway.endpoints.streams import resume, resumes
 from headrace.gateway.exchange import Exchange
+from headrace.gateway.ids import TEXT_REPLY
 from headrace.gateway.routes import Access, Route
 from headrace.gateway.schemas.asks import completion_asks
 from headrace.gateway.schemas.completion import CompletionBody
@@ -27,7 +28,7 @@ async def completions(exchange: Exchange, service: Service) -> None:
         request_id=exchange.request_id,
         model=model.name,
         asks=asks,
-        dialect=CompletionDialect(heading_of("cmpl-", exchange, model.name), wants, sum(ask.n for ask in asks)),
+        dialect=CompletionDialect(heading_of(TEXT_REPLY, exchange, model.name), wants, sum(ask.n for ask in asks)),
         streamed=bool(body.stream),
         counts=wants.running_usage,
         grace_s=exchange.chosen_grace_s,

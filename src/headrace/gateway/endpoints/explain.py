@@ -1,9 +1,15 @@
 """Where each millisecond of a past request went, for its tenant alone."""
 
+from contextlib import suppress
+
 from msgspec import Struct
 
+from headrace.core.caller import Caller
+from headrace.core.errors import NotFound
 from headrace.gateway.exchange import Exchange
+from headrace.gateway.ids import requests_of
 from headrace.gateway.routes import Access, Route
+from headrace.serving.explanation import Explanation
 from headrace.serving.service import Service
 
 
@@ -35,8 +41,9 @@ class Explained(Struct, frozen=True):
 
 
 async def explain(exchange: Exchange, service: Service) -> None:
+    """By the `x-request-id` of the answer, or by the `id` of the reply."""
     assert exchange.caller is not None
-    found = service.explain(exchange.path_params["request_id"], exchange.caller)
+    found = _find(exchange.path_params["request_id"], exchange.caller, service)
     usage = found.usage
     await exchange.reply(
         Explained(
@@ -57,6 +64,14 @@ async def explain(exchange: Exchange, service: Service) -> None:
             error=found.error,
         )
     )
+
+
+def _find(id: str, caller: Caller, service: Service) -> Explanation:
+    *others, last = requests_of(id)
+    for request_id in others:
+        with suppress(NotFound):
+            return service.explain(request_id, caller)
+    return service.explain(last, caller)
 
 
 ROUTES = (

@@ -8,6 +8,7 @@ from headrace.core.errors import HeadraceError
 from headrace.gateway.dialects.envelope import Heading
 from headrace.gateway.dialects.parts import encode_in_parts
 from headrace.gateway.exchange import Exchange
+from headrace.gateway.ids import reply_id
 from headrace.gateway.schemas.asks import blamed
 from headrace.gateway.schemas.chat import ChatBody
 from headrace.gateway.schemas.completion import CompletionBody
@@ -30,7 +31,7 @@ def heading_of(prefix: str, exchange: Exchange, model: str, service_tier: str | 
     """Of a request that no worker has yet."""
     request_id = exchange.request_id
     return Heading(
-        id=prefix + request_id.removeprefix("req_"),
+        id=reply_id(prefix, request_id),
         request_id=request_id,
         created=0,
         model=model,

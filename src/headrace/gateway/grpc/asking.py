@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 from google.protobuf.message import DecodeError
 
+from headrace.core.closed_set import possible
 from headrace.core.errors import InvalidInput
 from headrace.gateway.grpc import headrace_pb2 as pb
 from headrace.gateway.schemas.decode import plain
@@ -65,4 +66,6 @@ def _checked(value: object, kind: Any, param: str | None = None) -> Any:
     except msgspec.ValidationError as error:
         what, _, place = str(error).partition(" - at ")
         param = param or place.rpartition("$.")[2].strip("`").removesuffix("[...]") or None
-        raise InvalidInput(f"{param or 'the message'}: {plain(what)}", param=param) from None
+        raise InvalidInput(
+            f"{param or 'the message'}: {plain(what, possible(str(error), kind))}", param=param
+        ) from None

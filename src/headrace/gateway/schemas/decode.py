@@ -4,11 +4,13 @@ Decoding is strict: "1" and true are no numbers. Fields that a type does not nam
 """
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
 
+from headrace.core.closed_set import possible
 from headrace.core.errors import InvalidInput
 from headrace.gateway.schemas.bounds import check_values
 
@@ -27,7 +29,7 @@ def decode(data: bytes, kind: type[T]) -> T:
     try:
         decoded: T = _decoder(wanted).decode(data)
     except msgspec.ValidationError as error:
-        raise _complaint(str(error)) from None
+        raise _complaint(str(error), kind) from None
     except RecursionError:
         raise InvalidInput("the body nests too deeply") from None
     except (msgspec.DecodeError, UnicodeError):
@@ -40,7 +42,7 @@ def _decoder(kind: Any) -> Any:
     return msgspec.json.Decoder(kind)
 
 
-def _complaint(text: str) -> InvalidInput:
+def _complaint(text: str, kind: Any) -> InvalidInput:
     found = _PLACE.match(text)
     what, path = (found["what"], found["path"]) if found else (text, "$")
     param = path.removeprefix("$").removeprefix(".").replace("[...]", "")
@@ -48,12 +50,13 @@ def _complaint(text: str) -> InvalidInput:
         param = f"{param}.{missing[1]}" if param else missing[1]
         return InvalidInput(f"{param} is required", param=param[:_MAX_PARAM])
     if not param:
-        return InvalidInput(f"the body must be a JSON object: {plain(what)}")
-    return InvalidInput(f"{param}: {plain(what)}", param=param[:_MAX_PARAM])
+        return InvalidInput(f"the body must be a JSON object: {plain(what, [])}")
+    return InvalidInput(f"{param}: {plain(what, possible(text, kind))}", param=param[:_MAX_PARAM])
 
 
-def plain(what: str) -> str:
-    """Types and bounds are ours to tell; values are the client's and are not repeated."""
+def plain(what: str, values: Sequence[str]) -> str:
+    """Types, bounds and the values that are possible are ours to tell; a value that is not is the client's and is not
+    repeated."""
     if _VALUE.match(what):
-        return "not one of the values that are possible here"
+        return f"must be one of {', '.join(values)}" if values else "not one of the values that are possible here"
     return what.replace("`", "").replace("Expected", "expected", 1)[:_MAX_PARAM]
