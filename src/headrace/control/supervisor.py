@@ -92,6 +92,10 @@ class Supervisor:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._wait_all()
 
+    @property
+    def is_stopping(self) -> bool:
+        return self._stop.is_set()
+
     def stop(self) -> None:
         """Drain and end; asked a second time, end at once."""
         if self._stop.is_set():

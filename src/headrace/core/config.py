@@ -221,6 +221,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
 RUNNERS = ("torch", "fake")
 DEVICES = ("auto", "cuda", "cpu")
+# Which of them a device can do is its runner's to say.
+DTYPES = ("auto", "fp32", "bf16", "fp8", "int8", "int4")
 JOURNALS = ("file", "memory")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 # Of the engine's fields, those that a server's configuration decides for all its models.
@@ -339,6 +341,8 @@ def _check_model(model: ModelConfig, where: str) -> None:
         raise InvalidInput(f"{where}.runner must be one of {', '.join(RUNNERS)}", param=f"{where}.runner")
     if model.device not in DEVICES:
         raise InvalidInput(f"{where}.device must be one of {', '.join(DEVICES)}", param=f"{where}.device")
+    if model.dtype not in DTYPES:
+        raise InvalidInput(f"{where}.dtype must be one of {', '.join(DTYPES)}", param=f"{where}.dtype")
     _check_ranges(where, model, _MODEL_RANGES)
     _check_ranges(f"{where}.fake", model.fake, _FAKE_RANGES)
     check_profile(model.fake.profile, f"{where}.fake.profile")

@@ -99,6 +99,7 @@ def test_the_fake_needs_no_source() -> None:
         ("[inject]\nroute = nan", "inject.route", "must be a number"),
         ("[gateway]\nprocesses = 2", "gateway.processes", "needs Redis"),
         ("[[tenants]]\nname = 'a'\ntier = 'gold'", "tier", "one of batch, free, plus, enterprise"),
+        ("[[models]]\nname = 'a'\ndtype = 'fp4'", "models[0].dtype", "one of auto, fp32, bf16, fp8, int8, int4"),
         ("[telemetry]\nlog_level = 'INFO'", "telemetry.log_level", "one of debug, info, warning, error"),
     ],
 )
