@@ -228,7 +228,9 @@ class Server:
 
     def _stop(self, supervisor: Supervisor) -> None:
         is_second = supervisor.is_stopping
-        self.lines.put("ended at once" if is_second else "stopping: open streams may finish; once more ends them at once")
+        self.lines.put(
+            "ended at once" if is_second else "stopping: open streams may finish; once more ends them at once"
+        )
         # Nobody else comes in: with the gateways' copies closed as well, connections are refused.
         self.listener.close()
         supervisor.stop()

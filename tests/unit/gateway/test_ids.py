@@ -6,7 +6,9 @@ from headrace.gateway.ids import CHAT_REPLY, TEXT_REPLY, new_id, reply_id, reque
 
 
 @pytest.mark.parametrize("prefix", [CHAT_REPLY, TEXT_REPLY])
-@pytest.mark.parametrize("request_id", ["req_0123456789abcdef01234567", "my-story", "req_mine", "chatcmpl-mine", "cmpl-"])
+@pytest.mark.parametrize(
+    "request_id", ["req_0123456789abcdef01234567", "my-story", "req_mine", "chatcmpl-mine", "cmpl-"]
+)
 def test_the_id_of_a_reply_leads_to_its_request(prefix: str, request_id: str) -> None:
     assert request_id in requests_of(reply_id(prefix, request_id))
 
