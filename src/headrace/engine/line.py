@@ -169,14 +169,15 @@ class WaitingLine:
         order = self._orders[number]
         level = self._tenants.level
         while order:
-            filed, _, arrival_s, entry, lane = order[0]
-            if lane.count == 0 or lane.order != number or entry != lane.entry:
+            entry = order[0]
+            filed, _, arrival_s, _, lane = entry
+            if not _is_valid(entry, number):
                 heappop(order)
             elif filed != level.item(lane.tenant):
                 heappop(order)
                 self._file(lane, arrival_s)
             else:
-                return order[0]
+                return entry
         return None
 
     def set_aside(self, lane: Lane) -> None:

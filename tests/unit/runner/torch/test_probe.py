@@ -4,7 +4,9 @@ import functools
 
 import pytest
 
+from headrace.core.config import DTYPES
 from headrace.core.errors import InvalidInput
+from headrace.runner.cuda import presence
 from headrace.runner.torch import probe
 from headrace.runner.torch.int4 import has_native_kernel
 from headrace.runner.torch.kernels import KERNELS, OneDnnKernel
@@ -16,6 +18,10 @@ from tests.unit.runner.torch.model_rig import model
 @functools.cache
 def shape() -> ModelShape:
     return model("llama3")[1].shape
+
+
+def test_a_configuration_may_name_what_any_device_can_do() -> None:
+    assert set(DTYPES) == {*probe.DTYPES, *presence.DTYPES}
 
 
 def test_every_dtype_asked_for_is_given_or_explained() -> None:
