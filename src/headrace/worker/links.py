@@ -1,13 +1,12 @@
 """A worker's connections: greets gateways, passes their commands on, sends them frames and heartbeats.
 
-Lives on the I/O loop, which no step can hold up; only `deliver` is called from the engine's thread: frames leave from
-there, so that no other thread must be woken and given the interpreter first. Owns the outboxes; knows nothing of the
-engine.
+Lives on the I/O loop, but for `deliver` and `post`, which any thread may call: frames and heartbeats leave from there,
+whatever the loop does. Owns the outboxes; knows nothing of the engine.
 """
 
 import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from msgspec.structs import replace
@@ -46,9 +45,10 @@ class Links:
         self._inbox.put(Greeted(hello.gateway, hello.attaches))
         newcomer.gateway = hello.gateway
         newcomer.outbox = Outbox(partial(self.crowded, newcomer.number), self._max_bytes)
-        self._greeted[newcomer.number] = newcomer
         newcomer.link.send(Welcome(PROTOCOL, self._lifecycle.card, self._lifecycle.state))
         newcomer.link.send(self._lifecycle.beat(0.0, {}))
+        # From here on others may write to it: the welcome comes first.
+        self._greeted[newcomer.number] = newcomer
 
     def command(self, number: int, message: FromGateway) -> None:
         """Who has left says nothing any more: what it began now would be nobody's."""
@@ -84,14 +84,34 @@ class Links:
         return len(self._greeted)
 
     def send(self, beat: Beat) -> None:
-        """To every gateway the same, but the service to one alone: each would tell the other replicas of it."""
+        """To every gateway."""
+        for gateway, told in self._share(beat):
+            gateway.link.send(told)
+
+    def post(self, beat: Beat) -> None:
+        """`send`, from any thread."""
+        for gateway, told in self._share(beat):
+            gateway.link.post(told)
+
+    def _share(self, beat: Beat) -> "Iterator[tuple[GatewayLink, Beat]]":
+        """The same for all, but the service for one alone: each would tell the other replicas of it."""
         for gateway in list(self._greeted.values()):
-            if gateway.outbox is not None and gateway.outbox.size_bytes > _HOPELESS * self._max_bytes:
+            if not self._is_hopeless(gateway):
+                yield gateway, beat
+                beat = replace(beat, service={})
+
+    def _is_hopeless(self, gateway: "GatewayLink") -> bool:
+        return gateway.outbox is not None and gateway.outbox.size_bytes > _HOPELESS * self._max_bytes
+
+    @property
+    def has_hopeless(self) -> bool:
+        return any(map(self._is_hopeless, list(self._greeted.values())))
+
+    def close_hopeless(self) -> None:
+        for gateway in list(self._greeted.values()):
+            if self._is_hopeless(gateway):
                 log.warning("%s acknowledges nothing: closed", gateway.link.peer)
                 gateway.link.close()
-                continue
-            gateway.link.send(beat)
-            beat = replace(beat, service={})
 
     @property
     def is_settled(self) -> bool:
