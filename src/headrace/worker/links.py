@@ -45,10 +45,10 @@ class Links:
         self._inbox.put(Greeted(hello.gateway, hello.attaches))
         newcomer.gateway = hello.gateway
         newcomer.outbox = Outbox(partial(self.crowded, newcomer.number), self._max_bytes)
+        self._greeted[newcomer.number] = newcomer
         newcomer.link.send(Welcome(PROTOCOL, self._lifecycle.card, self._lifecycle.state))
         newcomer.link.send(self._lifecycle.beat(0.0, {}))
-        # From here on others may write to it: the welcome comes first.
-        self._greeted[newcomer.number] = newcomer
+        newcomer.is_welcomed = True
 
     def command(self, number: int, message: FromGateway) -> None:
         """Who has left says nothing any more: what it began now would be nobody's."""
@@ -96,7 +96,7 @@ class Links:
     def _share(self, beat: Beat) -> "Iterator[tuple[GatewayLink, Beat]]":
         """The same for all, but the service for one alone: each would tell the other replicas of it."""
         for gateway in list(self._greeted.values()):
-            if not self._is_hopeless(gateway):
+            if gateway.is_welcomed and not self._is_hopeless(gateway):
                 yield gateway, beat
                 beat = replace(beat, service={})
 
@@ -128,6 +128,8 @@ class GatewayLink:
         self.number = number
         self.gateway = ""
         self.outbox: Outbox | None = None
+        # No heartbeat of another thread comes before the welcome.
+        self.is_welcomed = False
 
     def received(self, message: FromGateway) -> None:
         if self.outbox is None:
