@@ -27,6 +27,7 @@ from headrace.runner.cuda.kernels import (
     decode_attention,
     eights,
     exact_product,
+    fresh_attention,
     norms,
     prefill_attention,
     row_product,
@@ -69,6 +70,15 @@ def prefill(card: int, dim: int, group: int) -> Any:
     constants = {"kv_heads": 8, "group": group, "dim": dim, "block_size": 16, "rows": config.rows}
     constants |= {"tokens": config.tokens(8 * group, 8), "tile": config.tile, "cut": True}
     return build(prefill_attention._prefill, types, constants, card, config.num_warps, config.num_stages)
+
+
+def fresh(card: int, group: int) -> Any:
+    config, dim = fresh_attention.FreshConfig(), 128
+    tiles = f"tensordesc<bf16[{config.tile}, {dim}]>"
+    types = {"out": HALF, "q": HALF, "keys": tiles, "values": tiles, "offsets": WORD, "tiles": WORD, "scale": FLOAT}
+    types |= {"q_stride": INT, "out_stride": INT}
+    constants = {"group": group, "dim": dim, "rows": config.rows, "tokens": config.rows // group, "tile": config.tile}
+    return build(fresh_attention._fresh, types, constants, card, config.num_warps, config.num_stages)
 
 
 def decode(card: int, dim: int, group: int, rows: int, *, turned: bool, scaled: bool = False) -> Any:
@@ -153,13 +163,13 @@ def needs(name: str, card: int, kernel: Any) -> dict[str, Any]:
 
 
 def loops(card: int, dim: int) -> dict[str, Any]:
-    """The clear loop and the one at the edge, in machine code: those two that raise to a power many times."""
+    """The clear loop and the one at the edge, in machine code: those two that multiply and raise to a power many times."""
     text = tool("nvdisasm", prefill(card, dim, 4).asm["cubin"], "-c")
     counts = [
         {name: len(re.findall(rf"\b{name}\b", block)) for name in _ARITHMETIC}
         for block in re.split(r"\.L_x_\d+:", text)
     ]
-    busy = [count for count in counts if count["MUFU"] > 16]
+    busy = [count for count in counts if count["MUFU"] > 16 and count["HGMMA"]]
     return {
         "kernel": f"prefill {dim}: its loops",
         "card": card,
@@ -183,6 +193,10 @@ def checks(cards: list[int]) -> Iterator[dict[str, Any]]:
             yield from (needs(name, card, kernel) for name, kernel in in_eights(card))
         if card >= 90:
             yield from (loops(card, dim) for dim in (64, 128))
+            for group in (1, 2, 4, 7):
+                row = needs(f"fresh 128, {group} heads to a key", card, fresh(card, group))
+                # Two share a multiprocessor, each with a KiB of the system's.
+                yield row | {"ok": 2 * (row["shared"] + 1024) <= SHARED[card] + 1024 and not row["spilled"]}
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from card_rig import EOS, GREEDY, VOCAB, Desk, Family, engine_config, ids, open_runner
+from card_rig import EOS, GREEDY, VOCAB, Desk, Family, Trace, engine_config, ids, open_runner
 from msgspec.structs import replace
 
 from headrace.core.plan import Masks, RowStatus
@@ -16,6 +16,8 @@ from headrace.core.request import SamplingParams
 from headrace.runner.cuda.buckets import row_buckets
 from headrace.runner.torch.sampler import Sampler
 
+# The id whose embedding becomes NaN.
+_BAD = 999
 _HOT = SamplingParams(temperature=1.0, seed=3)
 _BIAS = ((11, 3.0), (12, -4.0), (40, 2.5))
 KINDS: dict[str, SamplingParams] = {
@@ -106,19 +108,11 @@ def check_prompt_scores(family: Family, device: torch.device) -> list[dict[str, 
 
 def check_failing(family: Family, device: torch.device) -> list[dict[str, Any]]:
     """A NaN in one row's embedding: that row fails, in chunks and as a decode row; the others keep every bit."""
-    bad = 999
     assert not family.checkpoint.shape.tied_embeddings
     runs = []
     for poisoned in (True, False):
-        runner = open_runner(family, engine_config(family), device, graphs=True)
-        if poisoned:
-            with torch.inference_mode():
-                runner._weights.embeddings[bad] = math.nan  # type: ignore[union-attr]
-                torch.cuda.synchronize() if device.type == "cuda" else None
-        desk = Desk(runner)
-        prompts = [[min(i, bad - 1) for i in ids(30 + 9 * slot, seed=slot)] for slot in range(6)]
-        prompts[2][4] = bad
-        traces = [desk.begin(slot, prompt) for slot, prompt in enumerate(prompts)]
+        desk = _desk_with_bad(family, device, poisoned=poisoned)
+        traces = [desk.begin(slot, prompt) for slot, prompt in enumerate(_prompts_with_bad(30))]
         everyone, others = range(6), (0, 1, 3, 4, 5)
         steps = [everyone, everyone, *[others] * 5]
         statuses = [desk.advance(dict.fromkeys(step, 25)).statuses.tolist() for step in steps]
@@ -127,15 +121,49 @@ def check_failing(family: Family, device: torch.device) -> list[dict[str, Any]]:
             traces[2].tokens.append(1)
         statuses.append(desk.advance(dict.fromkeys(everyone, 1)).statuses.tolist())
         runs.append((statuses, [trace for slot, trace in enumerate(traces) if slot != 2]))
-        runner.close()
-    (statuses, ours), (_, calm) = runs
+        desk.runner.close()
+    return [_judge_failing(f"{family.name}: a NaN row fails alone", *runs), _check_fresh_failing(family, device)]
+
+
+def _check_fresh_failing(family: Family, device: torch.device) -> dict[str, Any]:
+    """Whole prompts in one step, whose attention reads them where they lie one behind the other."""
+    runs = []
+    for poisoned in (True, False):
+        desk = _desk_with_bad(family, device, poisoned=poisoned)
+        traces = [desk.begin(slot, prompt) for slot, prompt in enumerate(_prompts_with_bad(120))]
+        statuses = [desk.advance(dict.fromkeys(range(6), 200)).statuses.tolist()]
+        others = (0, 1, 3, 4, 5)
+        statuses += [desk.advance(dict.fromkeys(others, 1)).statuses.tolist() for _ in range(3)]
+        runs.append((statuses, [traces[slot] for slot in others]))
+        desk.runner.close()
+    return _judge_failing(f"{family.name}: a NaN row fails alone among whole prompts", *runs)
+
+
+def _desk_with_bad(family: Family, device: torch.device, *, poisoned: bool) -> Desk:
+    runner = open_runner(family, engine_config(family), device, graphs=True)
+    if poisoned:
+        with torch.inference_mode():
+            runner._weights.embeddings[_BAD] = math.nan  # type: ignore[union-attr]
+            torch.cuda.synchronize() if device.type == "cuda" else None
+    return Desk(runner)
+
+
+def _prompts_with_bad(length: int) -> list[list[int]]:
+    prompts = [[min(i, _BAD - 1) for i in ids(length + 9 * slot, seed=slot)] for slot in range(6)]
+    prompts[2][4] = _BAD
+    return prompts
+
+
+def _judge_failing(
+    name: str, poisoned: tuple[list[list[int]], list[Trace]], calm: tuple[list[list[int]], list[Trace]]
+) -> dict[str, Any]:
     alone = all(status == (RowStatus.NOT_FINITE if len(row) == 6 and i == 2 else RowStatus.OK)
-                for row in statuses for i, status in enumerate(row))  # fmt: skip
+                for row in poisoned[0] for i, status in enumerate(row))  # fmt: skip
     same = all(
         a.tokens == b.tokens and all(torch.equal(x, y) for x, y in zip(a.logits, b.logits, strict=True))
-        for a, b in zip(ours, calm, strict=True)
+        for a, b in zip(poisoned[1], calm[1], strict=True)
     )
-    return [{"check": f"{family.name}: a NaN row fails alone", "ok": alone and same, "alone": alone, "bits": same}]
+    return {"check": name, "ok": alone and same, "alone": alone, "bits": same}
 
 
 def look_at_bits(family: Family, device: torch.device) -> list[dict[str, Any]]:

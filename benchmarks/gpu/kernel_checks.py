@@ -13,6 +13,7 @@ from kernel_rig import BLOCK_SIZE, Pages, offsets_of, relative_error, tiles_of
 from headrace.runner.cuda.kernels import plain
 from headrace.runner.cuda.kernels.activation import silu_mul
 from headrace.runner.cuda.kernels.decode_attention import DecodeConfig, DecodeScratch, decode_attention, decode_config
+from headrace.runner.cuda.kernels.fresh_attention import fresh_attention, fresh_rows
 from headrace.runner.cuda.kernels.norms import add_rms_norm, rms_norm
 from headrace.runner.cuda.kernels.prefill_attention import (
     PrefillConfig,
@@ -124,6 +125,31 @@ def attention_checks(chance: random.Random) -> Iterator[Outcome]:
             error = prefill_check(counts, prior, heads, kv_heads, dim, prefill_config(dim), cut=True)
             yield f"prefill cut {heads}/{kv_heads}x{dim} {counts} after {prior}", error, TOLERANCE
     yield "prefill bits", prefill_bits(), 0.0
+    for heads, kv_heads in ((32, 8), (16, 8), (8, 8), (28, 4)):
+        for counts in ([1, 2, chance.randint(3, 300), 64, chance.randint(3, 300), 129], [2100], [1000, 65]):
+            error = fresh_check(counts, heads, kv_heads, 128)
+            yield f"fresh {heads}/{kv_heads}x128 {counts}", error, TOLERANCE
+
+
+def fresh_check(counts: list[int], heads: int, kv_heads: int, dim: int) -> float:
+    """Every second chunk is NaN, and so is padding behind the last: the others must not see it, and padding is not
+    written."""
+    tokens, spare = sum(counts), 9
+    qkv, q = normal(tokens + spare, (heads + 2 * kv_heads) * dim), normal(tokens + spare, heads, dim)
+    bounds = offsets_of(counts).tolist()
+    for chunk in range(1, len(counts), 2):
+        qkv[bounds[chunk] : bounds[chunk + 1]] = torch.nan
+    qkv[tokens:] = torch.nan
+    out = poisoned(tokens + spare, heads, dim)
+    tiles = tiles_of(counts, [0] * len(counts), fresh_rows(heads, kv_heads, dim, q.device))
+    fresh_attention(out, q, qkv, offsets_of(counts), tiles, dim**-0.5)
+    keys, values = qkv.view(tokens + spare, -1, dim)[:, heads:].chunk(2, 1)
+    worst = 0.0 if out[tokens:].isnan().all() else torch.nan
+    for chunk in range(0, len(counts), 2):
+        own = slice(bounds[chunk], bounds[chunk + 1])
+        error = relative_error(out[own], plain.attend(q[own], keys[own], values[own], 0, dim**-0.5))
+        worst = torch.nan if out[own].isnan().any() else max(worst, error)
+    return worst
 
 
 def prefill_bits() -> float:
@@ -176,9 +202,12 @@ def rotary_check(tokens: int, heads: int, kv_heads: int, dim: int, *, normed: bo
     q_norm, k_norm = (normal(dim), normal(dim)) if normed else (None, None)
     keys, values = poisoned(40, kv_heads, BLOCK_SIZE, dim), poisoned(40, kv_heads, BLOCK_SIZE, dim)
     q_out = poisoned(tokens, heads, dim)
-    rotary_write(qkv, positions, cells, cos, sin, q_norm, k_norm, 1e-6, q_out, keys, values)
+    left = qkv.clone()
+    rotary_write(left, positions, cells, cos, sin, q_norm, k_norm, 1e-6, q_out, keys, values, in_place=True)
     q, k, v = plain.rotary(qkv, positions, cos, sin, q_norm, k_norm, 1e-6, heads, kv_heads)
-    errors = [relative_error(q_out, q)]
+    errors = [relative_error(q_out, q), relative_error(left.view(tokens, -1, dim)[:, heads:], torch.cat((k, v), 1))]
+    if not torch.equal(left[:, : heads * dim], qkv[:, : heads * dim]):
+        return torch.nan
     for got, rows in ((keys, k), (values, v)):
         want = torch.full(got.shape, torch.nan, dtype=torch.float64, device="cuda")
         plain.put(want, cells, rows)

@@ -21,6 +21,7 @@ from kernel_rig import BANDWIDTH, BLOCK_SIZE, FLOPS, Pages, offsets_of, seconds,
 
 from headrace.runner.cuda.kernels.activation import silu_mul
 from headrace.runner.cuda.kernels.decode_attention import DecodeConfig, DecodeScratch, decode_attention, decode_config
+from headrace.runner.cuda.kernels.fresh_attention import fresh_attention, fresh_rows
 from headrace.runner.cuda.kernels.norms import add_rms_norm
 from headrace.runner.cuda.kernels.prefill_attention import (
     PrefillConfig,
@@ -138,6 +139,15 @@ def prefill_launches(
     return measure
 
 
+def fresh_time(chunks: int, count: int, heads: int, kv_heads: int, dim: int) -> Row:
+    counts, tokens = [count] * chunks, chunks * count
+    qkv, q, out = normal(tokens, (heads + 2 * kv_heads) * dim), normal(tokens, heads, dim), poisoned(tokens, heads, dim)
+    tiles = tiles_of(counts, [0] * chunks, fresh_rows(heads, kv_heads, dim, q.device))
+    took = seconds([partial(fresh_attention, out, q, qkv, offsets_of(counts), tiles, dim**-0.5)])
+    work = prefill_work(chunks, count, 0, heads, dim)
+    return {"name": "  from its own rows", "us": took * 1e6, "tflops": work / took / 1e12, "share": work / took / FLOPS}
+
+
 def prefill_work(chunks: int, count: int, before: int, heads: int, dim: int) -> float:
     return 4 * dim * heads * chunks * (count * before + count * (count + 1) / 2)
 
@@ -148,6 +158,8 @@ def bench_prefill(sweep: bool) -> Iterator[Row]:
         measure = prefill_launches(*shape)
         name = f"prefill {chunks} x {count} after {before}, {heads}/{kv_heads}x{dim}"
         yield {"name": name, **measure(prefill_config(dim))}
+        if not before and fresh_rows(heads, kv_heads, dim, torch.device("cuda")):
+            yield fresh_time(chunks, count, heads, kv_heads, dim)
         if not sweep:
             continue
         found = []

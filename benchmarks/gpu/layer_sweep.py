@@ -116,7 +116,7 @@ def sizes_of(shape: ModelShape) -> dict[str, tuple[int, int, bool]]:
 
 def chosen(shape: ModelShape) -> Configs:
     found: Configs = {kind: row_config(h, w, gated=gated) for kind, (h, w, gated) in sizes_of(shape).items()}
-    return found | {"attention": decode_config(1, shape.num_kv_heads, 8192, turned=True)}
+    return found | {"attention": decode_config(1, shape.num_kv_heads, 8192)}
 
 
 def candidates(shape: ModelShape, kind: str) -> Iterator[Any]:

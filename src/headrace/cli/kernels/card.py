@@ -208,6 +208,12 @@ class CardBench:
             flops = 4 * dim * heads * (tokens * before + tokens * (tokens + 1) / 2)
             moved = 2 * self.dtype.itemsize * (before + tokens) * kv_heads * dim
             yield judge("chunk attention", f"{tokens} after {before}", took_s, moved, flops, peaks)
+            if self.ops.fresh_rows and not before:
+                qkv = self._normal(tokens, (heads + 2 * kv_heads) * dim)
+                listed = list_tiles(np.array([tokens]), np.array([before]), self.ops.fresh_rows, 0)
+                begun = (out, queries, qkv, offsets, torch.from_numpy(listed).to(self.lane.device), dim**-0.5)
+                took_s = self.timer([partial(self.ops.fresh_attention, *begun)])
+                yield judge("chunk attention, no pages", f"{tokens} after 0", took_s, moved, flops, peaks)
 
     def _samples(self, peaks: Peaks) -> Figures:
         for rows in self.sizes.samples:

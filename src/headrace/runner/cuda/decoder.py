@@ -159,8 +159,7 @@ class Decoder:
         return normed if is_whole else self._finish(step, slots, inputs)
 
     def kept(self, layout: Layout) -> Tensor:
-        """Of each token of the last step, what the last layer kept of it, before it was turned. All layers have a part in
-        it."""
+        """Of each token of the last step, what the last layer kept of it, turned or not. All layers have a part in it."""
         return self._space.qkv[: layout.num_tokens, self._shape.num_heads * self._shape.head_dim :]
 
     def logits(self, step: StepViews, states: Tensor) -> Tensor:
@@ -286,7 +285,10 @@ class Decoder:
                 self._scale,
                 step.scratch,
             )
-        if step.layout.chunks:
+        if step.layout.fresh:
+            rows = space.qkv[:tokens]
+            ops.fresh_attention(attended, queries, rows, step.offsets, step.tiles, self._scale)
+        elif step.layout.chunks:
             ops.prefill_attention(
                 attended,
                 queries,
@@ -308,7 +310,7 @@ class Decoder:
         inputs: StepInputs,
         row_factors: Tensor | None = None,
     ) -> None:
-        """From `qkv` to `queries` and cells."""
+        """From `qkv` to `queries` and cells, and in place where chunks find their keys there."""
         space, tokens = self._space, step.layout.num_tokens
         self._ops.rotary_write(
             space.qkv[:tokens],
@@ -323,6 +325,7 @@ class Decoder:
             self._pool.keys[index],
             self._pool.values[index],
             row_factors=row_factors,
+            in_place=step.layout.fresh,
         )
 
     def _pass_one(self, index: int, layer: LayerWeights, step: StepViews, slots: DeviceSlots) -> None:

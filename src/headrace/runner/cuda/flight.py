@@ -65,12 +65,14 @@ class Flight:
             tokens, found = np.full(rows, -1, np.int32), np.zeros(rows, np.uint8)
             tokens[laid.sampling] = answer[:samples]
             found[laid.sampling] = verdicts[:samples]
-        # Whatever token could be chosen after it: a chunk that is not finite must not reach the prefix cache.
-        bad = answer[answer_words(width) :][: len(laid.chunks)] > 0
-        found[laid.chunks[bad]] = RowStatus.NOT_FINITE
+        if len(laid.chunks):
+            # Whatever token could be chosen after it: a chunk that is not finite must not reach the prefix cache.
+            bad = answer[answer_words(width) :][: len(laid.chunks)] > 0
+            found[laid.chunks[bad]] = RowStatus.NOT_FINITE
         # What was known before is the better reason.
         statuses = np.where(self.failed, self.failed, found)
-        tokens[statuses != RowStatus.OK] = -1
+        if np.count_nonzero(statuses):
+            tokens[statuses != RowStatus.OK] = -1
         return tokens, statuses
 
     def read_scores(self, statuses: StatusArray) -> Scores | None:

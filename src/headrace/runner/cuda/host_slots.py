@@ -26,6 +26,7 @@ class HostSlots:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
+        self._block_size = np.int32(config.block_size)
         self.words = SlotWords(config.slots, table_width(config))
         slots = config.slots
         # The system gives a page of these zeros when it is first written.
@@ -56,25 +57,28 @@ class HostSlots:
 
     def check(self, plan: Plan) -> None:
         """Every row has tokens, its positions have blocks, every token an id, and it samples exactly where the ids end."""
-        ends, lengths = plan.starts + plan.counts, self.lengths[plan.slots]
-        wrong = ends > self.num_blocks[plan.slots] * np.int32(self._config.block_size)
-        wrong |= ends > np.where(plan.counts > 1, self.known[plan.slots], lengths)
-        if wrong.any():
-            row = int(wrong.argmax())
+        slots, counts = plan.slots, plan.counts
+        ends, lengths = plan.starts + counts, self.lengths[slots]
+        lost = ends > self.num_blocks[slots] * self._block_size
+        lost |= ends > np.where(counts > 1, self.known[slots], lengths)
+        wrong = (counts < 1) | (plan.samples != (ends == lengths))
+        # Faster than to ask each whether it is any, of the few rows that most steps have.
+        if not np.count_nonzero(lost | wrong):
+            return
+        if lost.any():
+            row = int(lost.argmax())
             raise MemoryCorrupted(
-                f"slot {plan.slots[row]}: a row up to position {ends[row] - 1} has no block or no id for it"
+                f"slot {slots[row]}: a row up to position {ends[row] - 1} has no block or no id for it"
             )
-        wrong = (plan.counts < 1) | (plan.samples != (ends == lengths))
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise MemoryCorrupted(
-                f"slot {plan.slots[row]}: a row of {plan.counts[row]} tokens up to position {ends[row] - 1} must sample"
-                f" exactly where its ids end, at position {lengths[row] - 1}"
-            )
+        row = int(wrong.argmax())
+        raise MemoryCorrupted(
+            f"slot {slots[row]}: a row of {counts[row]} tokens up to position {ends[row] - 1} must sample exactly where its"
+            f" ids end, at position {lengths[row] - 1}"
+        )
 
     def note_samples(self, plan: Plan) -> None:
         """Every row that samples gives its slot one id more."""
-        self.lengths[plan.slots[plan.samples]] += 1
+        self.lengths[plan.slots] += plan.samples
 
     def is_special(self, slots: IntArray, ends: IntArray) -> BoolArray:
         """Whether the token at `ends` of each slot must be chosen outside of the graph."""

@@ -20,7 +20,8 @@ _ALIGNED = 4
 class Layout(Struct, frozen=True):
     """How many entries each section has, padding included. Rows are decode rows, then chunks. A step of decode rows alone
     has no tokens, tiles or samples sections: its rows are its tokens, and all of them sample. `whole`: somebody asks for
-    the last states of all tokens, and not only of those that sample."""
+    the last states of all tokens, and not only of those that sample. `fresh`: all its rows are chunks that begin their
+    sequences."""
 
     rows: int
     decodes: int
@@ -28,6 +29,7 @@ class Layout(Struct, frozen=True):
     tiles: int = 0
     samples: int = 0
     whole: bool = False
+    fresh: bool = False
 
     @property
     def chunks(self) -> int:
@@ -75,23 +77,27 @@ def _sections(layout: Layout) -> dict[str, tuple[int, int]]:
 
 class LayoutChoice(Struct, frozen=True):
     """The layouts that steps of an engine run in. Tiles of a step that are few are cut into parts; `spread` of them are
-    computed at once."""
+    computed at once. Steps of `fresh_tokens` and more that are fresh have tiles of `fresh_rows`, which stay whole."""
 
     slots: int
     max_tokens: int
     tile_rows: int
     spread: int = 0
+    fresh_rows: int = 0
+    fresh_tokens: int = 0
 
     def decode(self, rows: int) -> Layout:
         """The smallest for so many rows, each fed by the device."""
         bucket = bucket_for(max(1, rows), row_buckets(self.slots))
         return Layout(bucket, bucket)
 
-    def mixed(self, decodes: int, chunks: int, tokens: int) -> Layout:
-        """For any step. Where chunks are more than a bucket has room for, the next one may have it."""
+    def mixed(self, decodes: int, chunks: int, tokens: int, *, fresh: bool = False) -> Layout:
+        """For any step. Where chunks are more than a bucket has room for, the next one may have it. `fresh`: all of them
+        begin their sequences."""
         for bucket in token_buckets(self.max_tokens, shared=decodes > 0):
             if bucket >= tokens and chunk_bucket(bucket, self.slots) >= chunks:
-                return self._mixed(bucket, decodes > 0)
+                begins = fresh and not decodes and self._has_fresh(bucket)
+                return self._fresh(bucket) if begins else self._mixed(bucket, decodes > 0)
         # Every row of the largest bucket may be a chunk of a token or two.
         return self._layout(self.max_tokens, self.slots, self.slots)
 
@@ -102,12 +108,20 @@ class LayoutChoice(Struct, frozen=True):
             for decoding in (True, False)
             for size in token_buckets(self.max_tokens, shared=decoding)
         ]
+        mixed += [self._fresh(size) for size in token_buckets(self.max_tokens, shared=False) if self._has_fresh(size)]
         mixed.sort(key=lambda layout: layout.tokens, reverse=True)
         return mixed + [Layout(size, size) for size in reversed(row_buckets(self.slots))]
 
     def _mixed(self, tokens: int, decoding: bool) -> Layout:
         """Rows of padding cost a decode row nothing but a look: one size serves every number of them. Each is a token."""
         return self._layout(tokens, min(self.slots, tokens) if decoding else 0, chunk_bucket(tokens, self.slots))
+
+    def _has_fresh(self, tokens: int) -> bool:
+        return self.fresh_rows > 0 and tokens >= self.fresh_tokens
+
+    def _fresh(self, tokens: int) -> Layout:
+        chunks = chunk_bucket(tokens, self.slots)
+        return Layout(chunks, 0, tokens, -(-tokens // self.fresh_rows) + chunks, min(self.slots, chunks), fresh=True)
 
     def _layout(self, tokens: int, decodes: int, chunks: int) -> Layout:
         tiles = -(-tokens // self.tile_rows) + chunks + MOST_ROUNDS * self.spread

@@ -54,7 +54,8 @@ class Machine:
         words: SlotWords,
     ) -> None:
         device = lane.device
-        self.choice = LayoutChoice(config.slots, len(space.residual), ops.tile_rows, ops.spread)
+        tiles = (ops.tile_rows, ops.spread, ops.fresh_rows, ops.fresh_tokens)
+        self.choice = LayoutChoice(config.slots, len(space.residual), *tiles)
         self.slots = DeviceSlots(words, device)
         self.odd = OddSpace(config.slots, shape.vocab_size, device)
         self.decoder = (Decoder if space.eights is None else Fp8Decoder)(
@@ -170,7 +171,8 @@ class Machine:
 
     def _largest(self) -> tuple[Layout, ...]:
         choice = self.choice
-        return (choice.decode(choice.slots), choice.mixed(1, choice.slots, choice.max_tokens))
+        slots, tokens = choice.slots, choice.max_tokens
+        return (choice.decode(slots), choice.mixed(1, slots, tokens), choice.mixed(0, 1, tokens, fresh=True))
 
 
 def _unsound(lines: Tensor, offsets: Tensor) -> Tensor:

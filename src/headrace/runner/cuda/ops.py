@@ -21,6 +21,10 @@ class Ops(Protocol):
     tile_rows: int
     # How many parts of tiles it computes at once; 0: tiles stay whole.
     spread: int
+    # Tokens of a chunk that one tile of `fresh_attention` computes; 0: there is no such operation.
+    fresh_rows: int
+    # Of a step, at least, to go through it.
+    fresh_tokens: int
 
     @property
     def name(self) -> str:
@@ -82,8 +86,10 @@ class Ops(Protocol):
         /,
         *,
         row_factors: Tensor | None = None,
+        in_place: bool = False,
     ) -> None:
-        """Norm (where given) and turn queries [t, heads, dim] and keys; write keys and values into their cells."""
+        """Norm (where given) and turn queries [t, heads, dim] and keys; write keys and values into their cells, and
+        `in_place` also to where in `qkv` they came from."""
 
     def silu_mul(
         self,
@@ -223,6 +229,11 @@ class Ops(Protocol):
     ) -> None:
         """Chunks of several sequences, each token over all positions up to its own. Chunk c's tokens are `offsets[c]` to
         `offsets[c + 1]`; other tokens of `out` are left alone."""
+
+    def fresh_attention(
+        self, out: Tensor, queries: Tensor, qkv: Tensor, offsets: Tensor, tiles: Tensor, scale: float, /
+    ) -> None:
+        """The same of chunks that all begin their sequences, from what `rotary_write` left in place."""
 
     def sample(self, logits: Tensor, slots: Tensor, state: DeviceSlots, tokens: Tensor, statuses: Tensor, /) -> None:
         """A token (int32, -1 for padding and failed rows) and a status (uint8) for each row, by its slot's settings; the

@@ -48,7 +48,7 @@ def mixed_packet(plan: Plan, slots: HostSlots, choice: LayoutChoice, words: IntA
     row_slots, starts, counts = plan.slots[order], plan.starts[order], plan.counts[order]
     ends = starts + counts
     tokens, num_decodes, num_chunks = int(counts.sum()), len(decodes), len(chunks)
-    layout = choice.mixed(num_decodes, num_chunks, tokens)
+    layout = choice.mixed(num_decodes, num_chunks, tokens, fresh=not starts[num_decodes:].any())
     if (slots.prompt_alternatives[row_slots] >= 0).any():
         layout = replace(layout, whole=True)
     part = _parts(layout, words)
@@ -65,7 +65,8 @@ def mixed_packet(plan: Plan, slots: HostSlots, choice: LayoutChoice, words: IntA
     _head(part["owners"], rows.astype(np.int32)[owners], -1)
     _head(part["offsets"], np.append(firsts[num_decodes:], tokens), tokens)
     _head(part["prior"], starts[num_decodes:], 0)
-    tiles = list_tiles(counts[num_decodes:], starts[num_decodes:], choice.tile_rows, choice.spread)
+    tile_rows, spread = (choice.fresh_rows, 0) if layout.fresh else (choice.tile_rows, choice.spread)
+    tiles = list_tiles(counts[num_decodes:], starts[num_decodes:], tile_rows, spread)
     _head(part["tiles"], tiles.reshape(-1), -1)
     places = np.flatnonzero(plan.samples[order])
     _head(part["places"], (firsts + counts - 1)[places], 0)

@@ -23,6 +23,8 @@ from headrace.runner.torch.sampler_urn import Filters, Urn
 class ReferenceOps:
     tile_rows = 16
     spread = 0
+    fresh_rows = 8
+    fresh_tokens = 128
 
     @property
     def name(self) -> str:
@@ -98,6 +100,7 @@ class ReferenceOps:
         values: Tensor,
         *,
         row_factors: Tensor | None = None,
+        in_place: bool = False,
     ) -> None:
         tokens, heads, dim = queries.shape
         kv_heads = keys.shape[1]
@@ -106,11 +109,14 @@ class ReferenceOps:
         if q_norm is not None and k_norm is not None:
             q, k = _norm(q, q_norm, eps), _norm(k, k_norm, eps)
         cos, sin = (table[positions.long()].unsqueeze(1) for table in (cosines, sines))
+        k = _turn(k, cos, sin)
         queries.copy_(_turn(q, cos, sin))
         live = cells >= 0
         block, offset = cells[live] // keys.shape[2], cells[live] % keys.shape[2]
-        keys[block, :, offset] = _turn(k, cos, sin)[live].to(keys.dtype)
+        keys[block, :, offset] = k[live].to(keys.dtype)
         values[block, :, offset] = v[live].to(values.dtype)
+        if in_place:
+            qkv.view(parts.shape)[:, heads:] = torch.cat((k, v), 1)
 
     def silu_mul(
         self, gate_up: Tensor, out: Tensor, *, row_factors: Tensor | None = None, out_factors: Tensor | None = None
@@ -154,7 +160,8 @@ class ReferenceOps:
                 out[row] = 0
                 continue
             length = int(lengths[slot])
-            out[row] = _attend(queries[row : row + 1], keys, values, tables[slot], length, scale)[0]
+            seen, held = (_context(cells, tables[slot], length) for cells in (keys, values))
+            out[row] = _attend(queries[row : row + 1], seen, held, scale)[0]
 
     def turns(self, rows: int) -> bool:
         return True
@@ -261,7 +268,20 @@ class ReferenceOps:
             low = bounds[chunk] + tile * self.tile_rows
             high = min(low + self.tile_rows, bounds[chunk + 1])
             length = before[chunk] + high - bounds[chunk]
-            out[low:high] = _attend(queries[low:high], keys, values, tables[rows[chunk]], length, scale)
+            seen, held = (_context(cells, tables[rows[chunk]], length) for cells in (keys, values))
+            out[low:high] = _attend(queries[low:high], seen, held, scale)
+
+    def fresh_attention(
+        self, out: Tensor, queries: Tensor, qkv: Tensor, offsets: Tensor, tiles: Tensor, scale: float
+    ) -> None:
+        bounds, (tokens, heads, dim) = offsets.tolist(), queries.shape
+        keys, values = qkv.view(tokens, -1, dim)[:, heads:].transpose(0, 1).chunk(2)
+        for chunk, tile, *_ in tiles.tolist():
+            if chunk < 0:
+                continue
+            begin, low = bounds[chunk], bounds[chunk] + tile * self.fresh_rows
+            high = min(low + self.fresh_rows, bounds[chunk + 1])
+            out[low:high] = _attend(queries[low:high], keys[:, begin:high], values[:, begin:high], scale)
 
     def sample(self, logits: Tensor, slots: Tensor, state: DeviceSlots, tokens: Tensor, statuses: Tensor) -> None:
         wide = padded(logits.float())
@@ -342,16 +362,17 @@ def _turn(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)
 
 
-def _attend(queries: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: int, scale: float) -> Tensor:
-    """The last queries [t, heads, dim] of a sequence of `length` positions, over those up to each one's own."""
-    size, count = keys.shape[2], len(queries)
-    blocks = table[: -(-length // size)].long()
-    group = queries.shape[1] // keys.shape[1]
-    k, v = (
-        cells[blocks].transpose(0, 1).reshape(cells.shape[1], -1, cells.shape[3])[:, :length].float()
-        for cells in (keys, values)
-    )
-    k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
+def _context(cells: Tensor, table: Tensor, length: int) -> Tensor:
+    """The first positions of a sequence: [kv heads, length, dim]."""
+    blocks = table[: -(-length // cells.shape[2])].long()
+    return cells[blocks].transpose(0, 1).reshape(cells.shape[1], -1, cells.shape[3])[:, :length]
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """The last queries [t, heads, dim] of a sequence over its keys and values [kv heads, length, dim], each over those up
+    to its own."""
+    count, length, group = len(queries), keys.shape[1], queries.shape[1] // keys.shape[0]
+    k, v = (cells.float().repeat_interleave(group, 0) for cells in (keys, values))
     weights = torch.einsum("thd,hpd->htp", queries.float(), k) * scale
     own = torch.arange(length - count, length, device=queries.device)
     later = torch.arange(length, device=queries.device) > own[:, None]

@@ -158,7 +158,7 @@ class CudaRunner:
         plan, rows, envelope = flight.plan, flight.laid.sampling, flight.envelope
         odd = self._slots.is_special(plan.slots[rows], plan.starts[rows] + plan.counts[rows])
         with self._step(step), torch.inference_mode(), self._lane.scope():
-            if odd.any():
+            if np.count_nonzero(odd):
                 self._amend(flight, np.flatnonzero(odd), masks)
             self._machine.fetch(envelope.answer, flight.answer_words)
             envelope.after.put()
@@ -176,7 +176,7 @@ class CudaRunner:
         self._envelopes.append(envelope)
         tokens, statuses = flight.read()
         scores = flight.read_scores(statuses)
-        if statuses.any():
+        if np.count_nonzero(statuses):
             self._slots.note_failures(plan, statuses)
         return StepResult(plan.step, tokens, statuses, elapsed_s, scores)
 
@@ -314,7 +314,7 @@ class CudaRunner:
         if self._keep_logits:
             logits = self._machine.logits(laid.layout)
             self.last_logits = {int(row): logits[i].clone() for i, row in enumerate(laid.sampling)}
-        if (self._slots.prompt_alternatives[plan.slots] >= 0).any():
+        if np.count_nonzero(self._slots.prompt_alternatives[plan.slots] >= 0):
             self._score_prompts(flight)
         return flight
 
@@ -337,7 +337,7 @@ class CudaRunner:
 
     def _lay_out(self, plan: Plan, envelope: Envelope) -> Laid:
         choice, rows = self._machine.choice, len(plan.slots)
-        if self._slots.fed_by_device(plan).all():
+        if np.count_nonzero(self._slots.fed_by_device(plan)) == rows:
             layout = choice.decode(rows)
             decode_packet(plan, layout, envelope.words)
             return Laid(layout, self._numbers[:rows], self._numbers[:0], self._numbers[:rows])

@@ -18,6 +18,7 @@ from headrace.runner.cuda.kernels import row_product as one_row
 from headrace.runner.cuda.kernels import turned_attention as turned
 from headrace.runner.cuda.kernels.decode_attention import DecodeScratch, decode_attention, decode_config
 from headrace.runner.cuda.kernels.early import starts_early
+from headrace.runner.cuda.kernels.fresh_attention import fresh_attention, fresh_rows
 from headrace.runner.cuda.kernels.fused_product import (
     FusedScratch,
     fused_config,
@@ -56,7 +57,10 @@ class TritonOps:
     rotary_write = staticmethod(rotary.rotary_write)
     row_product = staticmethod(one_row.row_product)
     turned_attention = staticmethod(turned.turned_attention)
+    fresh_attention = staticmethod(fresh_attention)
     experts = staticmethod(mixture.experts)
+    # In shorter steps attention is little, and every kind of step is a graph more.
+    fresh_tokens = 512
 
     def __init__(self, shape: ModelShape, max_samples: int, device: torch.device) -> None:
         self._shape = shape
@@ -64,6 +68,8 @@ class TritonOps:
         self._prefill = prefill_config(shape.head_dim, _shared_bytes(device))
         self._scan = Scan.make(max_samples, shape.vocab_size, device)
         self.tile_rows = self._prefill.tokens(shape.num_heads, shape.num_kv_heads)
+        heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
+        self.fresh_rows = 0 if self.row_exact else fresh_rows(*heads, device)
         self._pieces = FusedScratch.make(device)
         self.spread = 0 if self.row_exact else spread_over(shape.num_kv_heads, _multiprocessors(device))
         self._parts: PrefillScratch | None = None
@@ -85,7 +91,7 @@ class TritonOps:
 
     def scratch(self, rows: int, context: int) -> DecodeScratch:
         shape = self._shape
-        config = decode_config(rows, shape.num_kv_heads, context, turned=self.turns(rows))
+        config = decode_config(rows, shape.num_kv_heads, context)
         return DecodeScratch.make(rows, shape.num_heads, shape.num_kv_heads, shape.head_dim, config, self._device)
 
     def decode_attention(

@@ -53,6 +53,21 @@ def test_every_step_has_a_layout_that_holds_it() -> None:
     assert {choice.decode(rows) for rows in range(33)} <= captured
 
 
+def test_steps_of_prompts_that_begin_have_layouts_of_their_own() -> None:
+    choice = LayoutChoice(slots=32, max_tokens=1000, tile_rows=42, spread=5, fresh_rows=21, fresh_tokens=256)
+    captured = choice.all()
+    assert len(set(captured)) == len(captured)
+    for chunks, tokens in ((1, 1000), (20, 400), (3, 256), (32, 300)):
+        layout = choice.mixed(0, chunks, tokens, fresh=True)
+        assert layout.fresh and layout in captured
+        assert layout.tokens >= tokens and layout.chunks == layout.rows >= chunks
+        assert layout.samples >= chunks and layout.tiles >= chunks + tokens // 21
+    # Short steps, those with decode rows and those of which somebody goes on have not.
+    others = choice.mixed(0, 1, 190, fresh=True), choice.mixed(1, 2, 500, fresh=True), choice.mixed(0, 2, 500)
+    assert not any(layout.fresh for layout in others)
+    assert not replace(choice, fresh_rows=0).mixed(0, 1, 1000, fresh=True).fresh
+
+
 def test_sections_begin_at_sixteen_bytes_and_do_not_overlap() -> None:
     layout = Layout(5, 2, 14, 7, 3)
     spans = sorted(layout.sections.values())

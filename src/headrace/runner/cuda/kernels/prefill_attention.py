@@ -204,15 +204,15 @@ def _prefill(
                     weight, summed = _merge(
                         sums, stats, (last * kv_heads + head) * rows + r, parts, kv_heads, rows, dim
                     )
-                    _put(out, line * out_stride + column, summed, weight, held)
+                    put(out, line * out_stride + column, summed, weight, held)
             else:
-                _put(out, line * out_stride + column, summed, weight, held)
+                put(out, line * out_stride + column, summed, weight, held)
         else:
-            _put(out, line * out_stride + column, summed, weight, held)
+            put(out, line * out_stride + column, summed, weight, held)
 
 
 @triton.jit
-def _put(out, places, summed, weight, held):
+def put(out, places, summed, weight, held):
     tl.store(out + places, (summed / weight[:, None]).to(out.dtype.element_ty), mask=held)
 
 

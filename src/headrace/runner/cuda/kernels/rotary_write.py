@@ -24,10 +24,12 @@ def rotary_write(
     values: Tensor,
     *,
     row_factors: Tensor | None = None,
+    in_place: bool = False,
 ) -> None:
     """`qkv` [tokens, (heads + 2 kv heads) dim]; `positions` [tokens]; `cells` [tokens] int64, block times block size plus
     offset; `cos`, `sin` [context, dim / 2]; `q_out` [tokens, heads, dim]; `keys`, `values` [blocks, kv heads, block size,
-    dim] of one layer; `row_factors` [tokens]: what `qkv` is still to be multiplied with."""
+    dim] of one layer; `row_factors` [tokens]: what `qkv` is still to be multiplied with. `in_place`: keys and values are
+    left in `qkv` too, as they are in their cells."""
     tokens, heads, dim = q_out.shape
     kv_heads, block_size = keys.shape[1], keys.shape[2]
     normed = q_norm is not None
@@ -54,6 +56,7 @@ def rotary_write(
         some=_HEADS,
         normed=normed,
         scaled=row_factors is not None,
+        in_place=in_place,
         num_warps=2,
     )
 
@@ -81,6 +84,7 @@ def _turn(
     some: tl.constexpr,
     normed: tl.constexpr,
     scaled: tl.constexpr,
+    in_place: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * some + tl.arange(0, some))[:, None]
@@ -115,6 +119,11 @@ def _turn(
     asked = q_out + token * q_stride + head * dim + i
     tl.store(asked, left.to(q_out.dtype.element_ty), mask=is_query)
     tl.store(asked + half, right.to(q_out.dtype.element_ty), mask=is_query)
+    if in_place:
+        # Values are what they were, unless they had a factor.
+        changed = (there & (head >= heads)) if scaled else is_key
+        tl.store(source, left.to(qkv.dtype.element_ty), mask=changed)
+        tl.store(source + half, right.to(qkv.dtype.element_ty), mask=changed)
     cell = tl.load(cells + token)
     kept = cell >= 0
     place = (cell // block_size) * (kv_heads * block_size) + cell % block_size

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from headrace.runner.cuda.kernels import plain
 from headrace.runner.cuda.kernels.decode_attention import DecodeConfig, DecodeScratch, decode_attention
+from headrace.runner.cuda.kernels.fresh_attention import fresh_attention, fresh_rows
 from headrace.runner.cuda.kernels.prefill_attention import (
     PrefillConfig,
     PrefillScratch,
@@ -123,3 +124,30 @@ def test_prefill_gives_the_same_bits_however_a_sequence_is_cut() -> None:
         for first, stop in ((0, 9), (9, 50), (50, 69), (69, 70))
     ]
     assert torch.equal(whole, torch.cat(cut))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (3, 1, 64), (1, 1, 128)])
+def test_chunks_that_begin_their_sequences_read_their_own_rows_alone(heads: int, kv_heads: int, dim: int) -> None:
+    """One of them is NaN throughout, and so is what follows the last: nobody else sees it, and padding is not written."""
+    counts, bad, spare = [70, 5, 1, 129], 1, 3
+    tokens, bounds = sum(counts) + spare, [0, *np.cumsum(counts).tolist()]
+    q = ask(tokens, heads, dim)
+    qkv = ask(tokens, heads + 2 * kv_heads, dim, seed=2)
+    qkv[bounds[bad] : bounds[bad + 1]] = torch.nan
+    qkv[bounds[-1] :] = torch.nan
+    out = torch.full_like(q, torch.nan)
+    tile_rows = fresh_rows(heads, kv_heads, 128, q.device)
+    offsets = torch.tensor(bounds, dtype=torch.int32)
+    fresh_attention(out, q, qkv.view(tokens, -1), offsets, tiles_of(counts, tile_rows, 2, 1), dim**-0.5)
+    assert out[bounds[-1] :].isnan().all()
+    for chunk in (0, 2, 3):
+        own = slice(bounds[chunk], bounds[chunk + 1])
+        keys, values = qkv[own, heads : heads + kv_heads], qkv[own, heads + kv_heads :]
+        assert relative_error(out[own], plain.attend(q[own], keys, values, 0, dim**-0.5)) < TOLERANCE
+
+
+def test_only_large_heads_of_cards_that_copy_tiles_are_read_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fresh_rows(32, 8, 128, torch.device("cpu")) == 16
+    assert fresh_rows(9, 3, 64, torch.device("cpu")) == 0
+    monkeypatch.setattr("headrace.runner.cuda.kernels.fresh_attention.starts_early", lambda device: False)
+    assert fresh_rows(32, 8, 128, torch.device("cuda")) == 0

@@ -58,7 +58,9 @@ def test_queries_turn_and_keys_and_values_land_in_their_cells(
     keys = torch.full((blocks, kv_heads, BLOCK_SIZE, dim), torch.nan, dtype=HALF)
     values = keys.clone()
     q_out = torch.full((tokens, heads, dim), torch.nan, dtype=HALF)
-    rotary_write(qkv, positions, cells, angles.cos(), angles.sin(), q_norm, k_norm, 1e-6, q_out, keys, values)
+    left = qkv.clone()
+    rotary_write(left, positions, cells, angles.cos(), angles.sin(), q_norm, k_norm, 1e-6, q_out, keys, values)
+    assert torch.equal(left, qkv)
     q, k, v = plain.rotary(qkv, positions, angles.cos(), angles.sin(), q_norm, k_norm, 1e-6, heads, kv_heads)
     assert relative_error(q_out, q) < TOLERANCE
     for cells_of, row_of in ((keys, k), (values, v)):
@@ -67,3 +69,22 @@ def test_queries_turn_and_keys_and_values_land_in_their_cells(
         written = ~want.isnan()
         assert torch.equal(cells_of.isnan(), ~written)
         assert relative_error(cells_of[written], want[written]) < TOLERANCE
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_keys_and_values_are_left_in_place_where_that_is_asked_for(scaled: bool) -> None:
+    tokens, heads, kv_heads, dim = 3, 4, 2, 64
+    qkv = rows(tokens, (heads + 2 * kv_heads) * dim)
+    positions, cells = torch.tensor([0, 9, 99], dtype=torch.int32), torch.tensor([17, -1, 0])
+    angles = torch.rand(100, dim // 2, generator=torch.Generator().manual_seed(5)) * 6
+    keys = torch.full((2, kv_heads, BLOCK_SIZE, dim), torch.nan, dtype=HALF)
+    left, factors = qkv.clone(), torch.tensor([0.5, 3.0, 1.5])
+    tables = (angles.cos(), angles.sin(), None, None, 1e-6)
+    out = torch.full((tokens, heads, dim), torch.nan, dtype=HALF)
+    more = factors if scaled else None
+    rotary_write(left, positions, cells, *tables, out, keys, keys.clone(), row_factors=more, in_place=True)
+    whole = qkv.double() * factors[:, None].double() if scaled else qkv
+    _, k, v = plain.rotary(whole, positions, *tables, heads, kv_heads)
+    assert torch.equal(left[:, : heads * dim], qkv[:, : heads * dim])
+    # A row without a cell too.
+    assert relative_error(left.view(tokens, -1, dim)[:, heads:], torch.cat((k, v), 1)) < TOLERANCE
