@@ -116,7 +116,10 @@ def test_its_patience_ends_without_anybody_and_a_shorter_one_is_not_held_up_by_a
         driver.wake()
         asyncio.get_running_loop().call_later(0.005, lambda: jobs.jobs.append(jobs.drain))
 
-    jobs.jobs.append(lambda: asyncio.get_running_loop().call_later(0.01, wake_once) and None)
+    def ask_for_a_wake() -> None:
+        asyncio.get_running_loop().call_later(0.01, wake_once)
+
+    jobs.jobs.append(ask_for_a_wake)
     links.drive(driver)
     assert jobs.done == ["turn", "send"] * 3, "the first, the one woken, and the one that patience brought"
 
