@@ -78,12 +78,12 @@ def _live(host: WorkerHost, grace_s: float) -> int:
 
 
 def _drain_on_sigterm(host: WorkerHost, grace_s: float) -> None:
-    """By a thread that hears of signals through a socket: a handler runs when the main thread next runs Python, and that
-    one may sleep on while another thread got the signal. The loop, once it is there, hears of them itself, and wakes."""
+    """By a thread that hears of signals through a socket. A handler runs when the main thread next runs Python, and
+    that one may sleep on while another thread got the signal."""
     told, telling = socket.socketpair()
     telling.setblocking(False)
     signal.set_wakeup_fd(telling.detach())
-    signal.signal(signal.SIGTERM, lambda *_: host.drain(grace_s))
+    signal.signal(signal.SIGTERM, lambda *_: None)
 
     def wait() -> None:
         while True:

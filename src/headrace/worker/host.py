@@ -1,8 +1,7 @@
 """A worker's life: it listens, loads, verifies, warms up, serves, drains and is gone.
 
-The calling thread owns the model, turns the engine and runs the loop of the links between turns; embedded, the links are
-on the caller's loop and the engine has a thread. Heartbeats and the watchdog have one of their own, which no step can hold
-up. Knows neither what is mounted nor what carries the links.
+The calling thread owns the model and turns the engine; links, heartbeats and the watchdog live on an I/O loop, in a
+thread of its own or, embedded, on the caller's. Knows neither what is mounted nor what carries the links.
 """
 
 import asyncio
@@ -16,14 +15,13 @@ from msgspec.structs import replace
 
 from headrace.core.clock import SystemClock
 from headrace.core.errors import HeadraceError
-from headrace.core.messages import Beat, DeviceHealth, Drain, FromGateway, WorkerCard, WorkerState
+from headrace.core.messages import DeviceHealth, Drain, Frame, FromGateway, WorkerCard, WorkerState
 from headrace.core.ports import Clock, Listener, Network, Runner
 from headrace.engine.loop import Engine
 from headrace.worker.delayed import DelayedRunner, is_delayed
 from headrace.worker.device_watch import DeviceWatch, FindDevice
 from headrace.worker.inbox import Inbox, Order
 from headrace.worker.lifecycle import Lifecycle
-from headrace.worker.link_loop import Driver, LinkLoop
 from headrace.worker.links import Links
 from headrace.worker.mounting import Mount, MountedModel
 from headrace.worker.nvml import find_device
@@ -87,7 +85,7 @@ class WorkerHost:
         self._watched: WatchedRunner | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: Listener | None = None
-        self._has_left = threading.Event()
+        self._ticking: asyncio.Task[None] | None = None
         self.lifecycle.listen(self._announce)
 
     def drain(self, grace_s: float) -> None:
@@ -96,21 +94,18 @@ class WorkerHost:
         self._inbox.put(Order(0, self._clock.now_s(), Drain(grace_s)))
 
     def run(self, loop: asyncio.AbstractEventLoop | None = None) -> int:
-        """The whole life, in the calling thread; returns the exit code. `loop` is for the links, and is closed."""
-        links = LinkLoop(loop or asyncio.new_event_loop())
-        links.start()
-
-        def serve(turns: TurnLoop) -> None:
-            driver = Driver(turns)
-            self._inbox.wake = driver.wake
-            links.drive(driver)
-
+        """The whole life; returns the exit code. `loop` is run in a thread of its own, and closed."""
+        loop = loop or asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="links", daemon=True)
+        thread.start()
         try:
-            links.do(self._open())
-            code = self._work(serve)
-            links.do(self._close())
+            asyncio.run_coroutine_threadsafe(self._open(), loop).result()
+            code = self._work()
+            asyncio.run_coroutine_threadsafe(self._close(), loop).result()
         finally:
-            links.close()
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
         return code
 
     @asynccontextmanager
@@ -130,39 +125,28 @@ class WorkerHost:
         """Links come before the model: a gateway may watch it load."""
         self._loop = asyncio.get_running_loop()
         self._listener = await self._network.listen(self._address, self._links.accept, FromGateway)
-        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        self._ticking = asyncio.create_task(self._tick())
 
     async def _live(self) -> None:
-        await asyncio.to_thread(self._work, TurnLoop.run)
+        await asyncio.to_thread(self._work)
         await self._close()
 
     async def _close(self) -> None:
         give_up_s = self._clock.now_s() + _FAREWELL_S
         while not self._links.is_settled and self._clock.now_s() < give_up_s:
             await asyncio.sleep(0.01)
-        self._has_left.set()
-        self._links.send(self._next_beat())
+        if self._ticking is not None:
+            self._ticking.cancel()
+        self._beat()
         if self._listener is not None:
             await self._listener.close()
         self._loop = None
 
-    def _post(self, call: Callable[[], None]) -> None:
-        """Run on the I/O loop, from whatever thread; after the end nobody hears it."""
-        loop = self._loop
-        if loop is not None:
-            loop.call_soon_threadsafe(call)
-
-    def _announce(self) -> None:
-        """The state as it is now: the next may come before the loop gets to this."""
-        beat = self.lifecycle.beat(0.0, {})
-        self._post(lambda: self._links.send(beat))
-
-    # The watch's thread
-
-    def _watch(self) -> None:
+    async def _tick(self) -> None:
         watchdog = Watchdog(LOOK_S)
         looks = 0
-        while not self._has_left.wait(LOOK_S):
+        while True:
+            await asyncio.sleep(LOOK_S)
             self._look(watchdog)
             looks += 1
             if looks % _LOOKS_PER_BEAT == 0:
@@ -186,23 +170,32 @@ class WorkerHost:
 
     def _beat(self) -> None:
         """With nobody there the service stays for who comes next."""
-        if self._links.has_hopeless:
-            self._post(self._links.close_hopeless)
         if self._links.count:
-            self._links.post(self._next_beat())
+            age_s = 0.0 if self._watched is None else self._watched.age_s(self._clock.now_s())
+            self._links.send(self.lifecycle.beat(age_s, self.lifecycle.take_service()))
 
-    def _next_beat(self) -> Beat:
-        age_s = 0.0 if self._watched is None else self._watched.age_s(self._clock.now_s())
-        return self.lifecycle.beat(age_s, self.lifecycle.take_service())
+    def _post(self, call: Callable[[], None]) -> None:
+        """Run on the I/O loop, from whatever thread; after the end nobody hears it."""
+        loop = self._loop
+        if loop is not None:
+            loop.call_soon_threadsafe(call)
+
+    def _announce(self) -> None:
+        """The state as it is now: the next may come before the loop gets to this."""
+        beat = self.lifecycle.beat(0.0, {})
+        self._post(lambda: self._links.send(beat))
+
+    def _send(self, frames: list[tuple[int, Frame]]) -> None:
+        self._links.deliver(frames)
 
     # The engine's thread
 
-    def _work(self, serve: Callable[[TurnLoop], None]) -> int:
+    def _work(self) -> int:
         mounted = device = None
         try:
             mounted = self._load()
             device = self._watch_device(mounted.device_id)
-            serve(self._prepare(mounted))
+            self._prepare(mounted).run()
             if self._fault:
                 return self._fail(self._fault)
         except _ToldToLeave:
@@ -274,8 +267,7 @@ class WorkerHost:
         engine = Engine(config, self._watched, mounted.matchers)
         self.lifecycle.load = engine.load()
         self.lifecycle.enter(WorkerState.READY, f"golden probe {probe}")
-        deliver = self._links.deliver
-        return TurnLoop(engine, mounted.matchers, self._inbox, self.lifecycle, self._clock, deliver, self._orphan_s)
+        return TurnLoop(engine, mounted.matchers, self._inbox, self.lifecycle, self._clock, self._send, self._orphan_s)
 
     def _delayed(self, runner: Runner) -> Runner:
         return DelayedRunner(runner, self._inject) if is_delayed(self._inject) else runner

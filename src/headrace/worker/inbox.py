@@ -4,7 +4,6 @@ Owns the queue between threads, and bounds it in bytes: submissions past that ar
 thread has looked at them. Safe to fill from any thread and from a signal handler; emptied by one thread.
 """
 
-from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from msgspec import Struct
@@ -80,8 +79,6 @@ class Inbox:
         # One writer each, so neither needs a lock: who puts submissions, and who takes them.
         self._put_bytes = 0
         self._taken_bytes = 0
-        # Told of everything that is put, for one who does not sleep in `wait`.
-        self.wake: Callable[[], None] = lambda: None
 
     def put(self, item: Item) -> None:
         size = 0
@@ -92,7 +89,6 @@ class Inbox:
                 item, size = TurnedAway(item.link, item.command.keys), 0
             self._put_bytes += size
         self._queue.put((item, size))
-        self.wake()
 
     def take(self) -> list[Item]:
         """All there is, in the order it came."""

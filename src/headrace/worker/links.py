@@ -1,12 +1,13 @@
 """A worker's connections: greets gateways, passes their commands on, sends them frames and heartbeats.
 
-Lives on the I/O loop, but for `deliver` and `post`, which any thread may call: frames and heartbeats leave from there,
-whatever the loop does. Owns the outboxes; knows nothing of the engine.
+Lives on the I/O loop, which no step can hold up; only `deliver` is called from the engine's thread: frames leave from
+there, so that no other thread must be woken and given the interpreter first. Owns the outboxes; knows nothing of the
+engine.
 """
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 
 from msgspec.structs import replace
@@ -48,7 +49,6 @@ class Links:
         self._greeted[newcomer.number] = newcomer
         newcomer.link.send(Welcome(PROTOCOL, self._lifecycle.card, self._lifecycle.state))
         newcomer.link.send(self._lifecycle.beat(0.0, {}))
-        newcomer.is_welcomed = True
 
     def command(self, number: int, message: FromGateway) -> None:
         """Who has left says nothing any more: what it began now would be nobody's."""
@@ -84,34 +84,14 @@ class Links:
         return len(self._greeted)
 
     def send(self, beat: Beat) -> None:
-        """To every gateway."""
-        for gateway, told in self._share(beat):
-            gateway.link.send(told)
-
-    def post(self, beat: Beat) -> None:
-        """`send`, from any thread."""
-        for gateway, told in self._share(beat):
-            gateway.link.post(told)
-
-    def _share(self, beat: Beat) -> "Iterator[tuple[GatewayLink, Beat]]":
-        """The same for all, but the service for one alone: each would tell the other replicas of it."""
+        """To every gateway the same, but the service to one alone: each would tell the other replicas of it."""
         for gateway in list(self._greeted.values()):
-            if gateway.is_welcomed and not self._is_hopeless(gateway):
-                yield gateway, beat
-                beat = replace(beat, service={})
-
-    def _is_hopeless(self, gateway: "GatewayLink") -> bool:
-        return gateway.outbox is not None and gateway.outbox.size_bytes > _HOPELESS * self._max_bytes
-
-    @property
-    def has_hopeless(self) -> bool:
-        return any(map(self._is_hopeless, list(self._greeted.values())))
-
-    def close_hopeless(self) -> None:
-        for gateway in list(self._greeted.values()):
-            if self._is_hopeless(gateway):
+            if gateway.outbox is not None and gateway.outbox.size_bytes > _HOPELESS * self._max_bytes:
                 log.warning("%s acknowledges nothing: closed", gateway.link.peer)
                 gateway.link.close()
+                continue
+            gateway.link.send(beat)
+            beat = replace(beat, service={})
 
     @property
     def is_settled(self) -> bool:
@@ -128,8 +108,6 @@ class GatewayLink:
         self.number = number
         self.gateway = ""
         self.outbox: Outbox | None = None
-        # No heartbeat of another thread comes before the welcome.
-        self.is_welcomed = False
 
     def received(self, message: FromGateway) -> None:
         if self.outbox is None:

@@ -50,7 +50,7 @@ _STUCK_S = 0.05
 # for as long as the last one, or as the prompts that wait.
 _SHORT_TURN_S = 0.001
 
-Deliver = Callable[[list[tuple[int, Frame]]], None]
+Send = Callable[[list[tuple[int, Frame]]], None]
 
 
 class TurnLoop:
@@ -61,7 +61,7 @@ class TurnLoop:
         inbox: Inbox,
         lifecycle: Lifecycle,
         clock: Clock,
-        deliver: Deliver,
+        send: Send,
         orphan_s: float = ORPHAN_S,
     ) -> None:
         self._engine = engine
@@ -69,8 +69,7 @@ class TurnLoop:
         self._inbox = inbox
         self._lifecycle = lifecycle
         self._clock = clock
-        self._deliver = deliver
-        self._unsent: list[tuple[int, Frame]] = []
+        self._send = send
         self._keys = KeyTable()
         self._orphans = Orphans(orphan_s)
         self._packer = FramePacker(self._keys, self._forget)
@@ -96,14 +95,10 @@ class TurnLoop:
                 self._inbox.wait(self.patience_s())
 
     def turn(self) -> bool:
-        """All commands, then one step, and what it brought is sent; False when nothing is left to run."""
-        is_busy = self.compute()
-        self.send()
-        return is_busy
+        """All commands, then one step; False when nothing is left to run.
 
-    def compute(self) -> bool:
-        """A turn without its `send`, before which there may be other things to do: whom that wakes may be given this very
-        core, and waits for this thread."""
+        What the last step brought is sent last: whom that wakes may be given this very core, and waits for this thread.
+        """
         engine = self._engine
         begun_s = now_s = self._clock.now_s()
         items = self._inbox.take()
@@ -114,13 +109,12 @@ class TurnLoop:
             self._give_up(self._orphans.expired(now_s), now_s)
         if items and (max(self._turn_s, engine.queued_prompt_s) > _SHORT_TURN_S or self._is_proof_due):
             self._is_proof_due = False
-            self._pack(engine.take_events(now_s))
-            self.send()
+            self._emit(engine.take_events(now_s), now_s)
         while engine.begin(now_s):
             pass
         if not engine.in_flight:
+            self._emit(engine.take_events(now_s), now_s)
             self._tell_service(now_s)
-            self._pack(engine.take_events(now_s))
             return False
         engine.wait()
         now_s = self._clock.now_s()
@@ -132,13 +126,8 @@ class TurnLoop:
         is_idle = engine.idle
         if is_idle:
             engine.rest()
-        self._pack(frame)
+        self._emit(frame, now_s)
         return not is_idle
-
-    def send(self) -> None:
-        frames, self._unsent = self._unsent, []
-        if frames:
-            self._deliver(frames)
 
     def patience_s(self) -> float:
         """How long there is nothing to do, if nothing comes in."""
@@ -150,9 +139,11 @@ class TurnLoop:
             until_s = min(until_s, self._next_service_s)
         return until_s - now_s if self._engine.idle else min(until_s - now_s, _STUCK_S)
 
-    def _pack(self, frame: StepFrame) -> None:
+    def _emit(self, frame: StepFrame, now_s: float) -> None:
         self._lifecycle.load = load = self._engine.load()
-        self._unsent = self._packer.pack(frame, load)
+        frames = self._packer.pack(frame, load)
+        if frames:
+            self._send(frames)
 
     def _tell_service(self, now_s: float) -> None:
         self._next_service_s = now_s + _SERVICE_EVERY_S

@@ -2,8 +2,6 @@
 
 import asyncio
 import threading
-import time
-from pathlib import Path
 
 import pytest
 
@@ -17,8 +15,6 @@ from headrace.core.request import Request
 from headrace.runner.fake import FakeRunner
 from headrace.runner.faults import Faults
 from headrace.transport.memory import MemoryNetwork
-from headrace.transport.unix import UnixNetwork
-from headrace.worker.host import EXIT_HUNG
 from headrace.worker.mounting import MountedModel, Report
 from tests.builders import engine_config, part, request
 from tests.unit.worker.rig import Ear, fake_host, fake_model, ready, replicas_of, truth_of
@@ -276,14 +272,10 @@ class Held(FakeRunner):
 
 def test_every_beat_says_whether_nobody_waits_for_anything() -> None:
     async def story() -> None:
-        network, told, loop = MemoryNetwork(), asyncio.Queue[bool](), asyncio.get_running_loop()
+        network, told = MemoryNetwork(), asyncio.Queue[bool]()
         config = engine_config()
         held = Held(config)
-
-        def sweep(is_idle: bool) -> None:
-            loop.call_soon_threadsafe(told.put_nowait, is_idle)
-
-        host = fake_host(network, mount=fake_model(config, runner=held), sweep=sweep)
+        host = fake_host(network, mount=fake_model(config, runner=held), sweep=told.put_nowait)
         async with host.embedded(), asyncio.timeout(60):
             assert not await told.get(), "it is not ready"
             held.may.set()
@@ -300,43 +292,3 @@ def test_every_beat_says_whether_nobody_waits_for_anything() -> None:
                 pass
 
     asyncio.run(story())
-
-
-def test_heartbeats_go_on_while_a_step_holds_the_only_thread_that_reads(tmp_path: Path) -> None:
-    """And the watchdog sees it: what it does is up to whoever made the worker."""
-    tmp_path.chmod(0o700)
-    config = engine_config()
-    held, died = Held(config), list[int]()
-    network, address = UnixNetwork(), str(tmp_path / "worker")
-
-    def die(code: int) -> None:
-        died.append(code)
-        held.may.set()
-
-    async def story() -> None:
-        stranger = Stranger()
-        link = await network.dial(address, lambda _: stranger, FromWorker)
-        link.send(Hello(PROTOCOL, "g"))
-        await stranger.until(lambda: any(isinstance(b, Beat) and b.state is WorkerState.READY for b in stranger.heard))
-        assert isinstance(stranger.heard[0], Welcome)
-        submit_long(link)
-        await stranger.until(lambda: isinstance(last := stranger.heard[-1], Beat) and last.step_age_s > 1.0)
-        assert not any(frame.tokens for frame in stranger.frames)
-        await stranger.until(lambda: stranger.num_tokens == 200)
-        link.send(Ack(stranger.frames[-1].number))
-        host.drain(0.0)
-        await stranger.until(lambda: stranger.why)
-        last = stranger.heard[-1]
-        assert isinstance(last, Beat) and last.state is WorkerState.GONE
-
-    host = fake_host(network, address, mount=fake_model(config, runner=held), die=die)
-    held.may.set()  # for the golden probe
-    host.lifecycle.listen(lambda: held.may.clear() if host.lifecycle.state is WorkerState.READY else None)
-    codes: list[int] = []
-    living = threading.Thread(target=lambda: codes.append(host.run()))
-    living.start()
-    while not Path(address).exists():
-        time.sleep(0.01)
-    asyncio.run(story())
-    living.join(60)
-    assert codes == [0] and died and set(died) == {EXIT_HUNG}

@@ -100,7 +100,7 @@ def test_frames_are_numbered_and_leave_at_once_and_one_that_no_link_carries_harm
     assert frames == [[(2, 8)], [(1, 7)]]
 
 
-def test_a_gateway_that_acknowledges_nothing_hears_no_beat_and_is_given_up() -> None:
+def test_a_gateway_that_acknowledges_nothing_is_given_up_at_a_beat() -> None:
     lifecycle, inbox, wires = Lifecycle(card()), Inbox(), [Wire(), Wire()]
     links = Links(lifecycle, inbox, TestClock(), max_outbox_bytes=1000)
     gateways = [links.accept(wire) for wire in wires]
@@ -109,9 +109,6 @@ def test_a_gateway_that_acknowledges_nothing_hears_no_beat_and_is_given_up() -> 
     for number in range(1, 6):
         links.deliver([(link, Frame(0, 1, tokens=bytes(1000))) for link in (1, 2)])
         gateways[1].received(Ack(number))
-    links.post(lifecycle.beat(0.0, {"acme": 1.0}))
-    assert not isinstance(wires[0].sent[-1], Beat)
-    assert links.has_hopeless
-    links.close_hopeless()
+    links.send(lifecycle.beat(0.0, {"acme": 1.0}))
     assert [wire.is_open for wire in wires] == [False, True]
     assert isinstance(wires[1].sent[-1], Beat) and wires[1].sent[-1].service == {"acme": 1.0}
