@@ -265,20 +265,6 @@ def test_work_is_spread_over_workers() -> None:
     assert counts.min() > 50
 
 
-@pytest.mark.parametrize("apart_s", [0.0, 0.003])
-def test_nobody_queues_at_one_worker_while_another_has_a_slot(tmp_path: Path, apart_s: float) -> None:
-    """Worker 0 knows short replies only, and takes long ones for little work."""
-    short = [TraceRow(0.1 * index, 10, 2) for index in range(20)]
-    long = [TraceRow(3.0 + apart_s * index, 10, 300, ends="stop", max_tokens=900) for index in range(8)]
-    world = ran(traced(tmp_path, *short, *long, workers=2, engine=replace(ENGINE, slots=4, profile=EVEN)))
-    records = world.book.records
-    worker_of = dict(zip(records.column("ordinal").tolist(), records.column("worker").tolist(), strict=True))
-    assert [worker_of[ordinal] for ordinal in range(20)] == [0] * 20
-    assert sorted(worker_of[ordinal] for ordinal in range(20, 28)) == [0] * 4 + [1] * 4
-    waits_s = [times_of(world, 20 + index)[0] - row.arrival_s for index, row in enumerate(long)]
-    assert max(waits_s) <= 2 * STEP_S + 1e-9
-
-
 def test_occupancy_and_waits_are_those_of_the_steps(tmp_path: Path) -> None:
     rows = [TraceRow(0.0, 10, 10), TraceRow(0.0, 10, 10), TraceRow(0.0, 10, 10)]
     told = summary(ran(traced(tmp_path, *rows, engine=replace(ENGINE, slots=2, profile=EVEN))))

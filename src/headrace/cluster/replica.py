@@ -107,10 +107,6 @@ class Replica:
         return len(self._live)
 
     @property
-    def num_untold(self) -> int:
-        return len(self._untold)
-
-    @property
     def queued_s(self) -> float:
         """Seconds of work there. What its last load does not count yet is taken for a newcomer like those before: the
         engine's own estimate, and it only has to last until the worker's next frame."""

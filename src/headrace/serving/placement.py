@@ -17,7 +17,7 @@ from headrace.core.messages import WorkerCard
 from headrace.core.ports import Clock
 from headrace.core.request import Request, SamplingParams
 from headrace.core.stages import Stage
-from headrace.router.pick import pick, room, score
+from headrace.router.pick import DOWN, pick, score
 from headrace.serving.life import Life, numerics_of
 from headrace.serving.lives import Lives
 from headrace.serving.quarantine import Quarantine
@@ -73,19 +73,18 @@ class Placement:
         """The best that is ready now and can go on with a life: once that has spoken, one that computes the same
         numbers."""
         has_spoken = life.has_spoken
-        able = [
-            replica
-            for replica in self._replicas.of(life.model.name)
-            if replica.is_ready
-            and replica.name not in avoided
-            and not (has_spoken and replica.card is not None and numerics_of(replica.card) != life.numerics)
-        ]
-        if len(able) < 2:
-            return able[0] if able else None
-        sizes = [len(voice.prepared.prompt_ids) + len(voice.heard) for voice in life.live]
-        newcomers, most_tokens = max(1, len(sizes)), max(sizes, default=0)
-        chosen = pick([_score(replica, newcomers, most_tokens) for replica in able])
-        return None if chosen is None else able[chosen]
+        replicas = self._replicas.of(life.model.name)
+        chosen = pick(
+            [
+                score(replica.queued_s, replica.load.waiting + replica.load.running)
+                if replica.is_ready
+                and replica.name not in avoided
+                and not (has_spoken and replica.card is not None and numerics_of(replica.card) != life.numerics)
+                else DOWN
+                for replica in replicas
+            ]
+        )
+        return None if chosen is None else replicas[chosen]
 
     def replay(self, life: Life, voices: Sequence[Voice], replica: ReplicaEnd) -> None:
         """Let voices go on there, after what they have heard. Raises where they cannot; then they are as they were."""
@@ -137,14 +136,6 @@ class Placement:
             salt = hmac.new(self._secret, tenant.encode(), sha256).digest()
             found = self._roots[tenant, version] = chain_root(salt=salt, version=version)
         return found
-
-
-def _score(replica: ReplicaEnd, newcomers: int, most_tokens: int) -> float:
-    """For newcomers of at most so many tokens each. What is on its way there comes before them."""
-    card, load = replica.card, replica.load
-    assert card is not None, "a ready replica has a card"
-    waits = room(load, replica.num_untold + newcomers) <= most_tokens // card.block_size
-    return score(replica.queued_s, load.waiting + load.running, waits=waits)
 
 
 def _check_context(life: Life, card: WorkerCard) -> None:

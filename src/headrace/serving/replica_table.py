@@ -28,10 +28,6 @@ class ReplicaEnd(Protocol):
     @property
     def queued_s(self) -> float: ...
 
-    @property
-    def num_untold(self) -> int:
-        """Sequences that were given to it and are not in its load yet."""
-
     def submit(self, *parts: SubmitPart) -> None:
         """All of a client's request, as one. Raises Refused, nothing kept: Unreachable when it is not ready."""
 

@@ -15,7 +15,7 @@ import numpy as np
 from headrace.core.errors import DeadlineUnmeetable, InvalidInput, Refused
 from headrace.core.event import StepFrame
 from headrace.engine.loop import Engine
-from headrace.router.pick import DOWN, pick, room, score
+from headrace.router.pick import DOWN, pick, score
 from headrace.runner.fake import FakeRunner
 from headrace.sim.book import Book
 from headrace.sim.clients import Client, Requests
@@ -47,9 +47,8 @@ class World:
         self._config = scenario.engine_config()
         self.book = Book(self._config, scenario.profile(), detail=detail, recorder=recorder)
         self._recorder = recorder
-        # Of each worker, as it last reported: its score where a newcomer finds room and where it waits, and that room.
-        self._scores = np.full((2, scenario.workers), DOWN)
-        self._room = np.zeros(scenario.workers, np.int64)
+        # The score of each worker, as it last reported.
+        self._scores = np.full(scenario.workers, DOWN)
         self._heap: list[tuple[int, int, Handler, Any]] = []
         self._num_pushed = 0
         self._depth = scenario.depth
@@ -119,10 +118,10 @@ class World:
         self._next_arrival()
 
     def _place(self, client: Client) -> None:
-        """Give the client to the worker that the router picks, refuse it, or let it wait for a worker."""
+        """Give the client to the worker with the least work, refuse it, or let it wait for a worker."""
         if client.ended:
             return
-        worker = pick(np.where(self._room >= self._blocks(client), *self._scores))
+        worker = pick(self._scores)
         if worker is None:
             if self._restarts_due:
                 self._stranded.append(client)
@@ -141,11 +140,6 @@ class World:
             self.book.trace_hash.mark(Mark.SUBMIT, self.clock.now_ns, worker, client.ordinal, client.number)
             self._report(replica)
             self._kick(replica)
-
-    def _blocks(self, client: Client) -> int:
-        """What it needs to begin."""
-        request = client.request
-        return (len(request.prompt_ids) + len(request.replay_ids)) // self._config.block_size + 1
 
     def _refuse(self, client: Client, replica: Replica, refusal: Refused) -> None:
         """Told when to come back. An open stream does while it can; of new clients, a share."""
@@ -288,9 +282,7 @@ class World:
         meter = self.book.meter
         if load.queue_s > meter.max_queue_s:
             meter.max_queue_s = load.queue_s
-        work_s, sequences = load.queue_s + load.running_s, load.waiting + load.running
-        self._scores[:, replica.index] = [score(work_s, sequences, waits=waits) for waits in (False, True)]
-        self._room[replica.index] = room(load)
+        self._scores[replica.index] = score(load.queue_s + load.running_s, load.waiting + load.running)
 
     def _take_events(self, replica: Replica) -> None:
         frame = replica.engine.take_events(self.clock.now_s())
@@ -336,7 +328,7 @@ class World:
         now_ns = self.clock.now_ns
         self.book.trace_hash.mark(Mark.DEATH, now_ns, death.worker, -1)
         replica.dead = True
-        self._scores[:, death.worker] = DOWN
+        self._scores[death.worker] = DOWN
         if self._recorder is not None and self._recorder.worker == death.worker:
             self._recorder.worker_died()
         if death.restart_s is not None:

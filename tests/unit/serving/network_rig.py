@@ -108,11 +108,7 @@ class HandWorker:
 
     @property
     def queued_s(self) -> float:
-        return self.load.queue_s + self.load.running_s + 0.05 * self.num_untold
-
-    @property
-    def num_untold(self) -> int:
-        return sum(map(len, map(keys_of, self._inbox)))
+        return self.load.queue_s + self.load.running_s + 0.05 * sum(map(len, map(keys_of, self._inbox)))
 
     @property
     def keys(self) -> list[int]:

@@ -28,7 +28,6 @@ class ScriptedWorker:
     state = WorkerState.READY
     load = EngineLoad(0.0, 0.0, 0, 0, 8, 100, 0, 100)
     queued_s = 0.0
-    num_untold = 0
 
     def __init__(self, sink: FrameSink) -> None:
         self.card: WorkerCard | None = WorkerCard("w0", "m", 0, 1, 1, fingerprint="fp", block_size=4, context_len=4096)
