@@ -65,11 +65,12 @@ class TritonOps:
     def __init__(self, shape: ModelShape, max_samples: int, device: torch.device) -> None:
         self._shape = shape
         self._device = device
-        self._prefill = prefill_config(shape.head_dim, _shared_bytes(device))
+        shared_bytes = _shared_bytes(device)
+        self._prefill = prefill_config(shape.head_dim, shared_bytes)
         self._scan = Scan.make(max_samples, shape.vocab_size, device)
         self.tile_rows = self._prefill.tokens(shape.num_heads, shape.num_kv_heads)
         heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-        self.fresh_rows = 0 if self.row_exact else fresh_rows(*heads, device)
+        self.fresh_rows = 0 if self.row_exact else fresh_rows(*heads, device, shared_bytes)
         self._pieces = FusedScratch.make(device)
         self.spread = 0 if self.row_exact else spread_over(shape.num_kv_heads, _multiprocessors(device))
         self._parts: PrefillScratch | None = None

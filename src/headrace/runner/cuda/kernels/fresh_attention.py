@@ -28,13 +28,15 @@ class FreshConfig(Struct, frozen=True):
 
 
 _CONFIG = FreshConfig()
+# Of a multiprocessor, for two programs: later cards of other kinds have half as much.
+_SHARED_BYTES = 214 << 10
 
 
-def fresh_rows(heads: int, kv_heads: int, dim: int, device: torch.device) -> int:
-    """Tokens of a tile; 0 for heads that were not found to be faster so, and for cards without a copy engine, which came
-    with compute capability 9.0."""
-    has_engine = device.type == "cpu" or starts_early(device)
-    return _CONFIG.rows // (heads // kv_heads) if dim == 128 and has_engine else 0
+def fresh_rows(heads: int, kv_heads: int, dim: int, device: torch.device, shared_bytes: int = _SHARED_BYTES) -> int:
+    """Tokens of a tile; 0 for heads that were not found to be faster so, and for cards that have too little shared memory or
+    no copy engine, which came with compute capability 9.0."""
+    is_able = device.type == "cpu" or (starts_early(device) and shared_bytes >= _SHARED_BYTES)
+    return _CONFIG.rows // (heads // kv_heads) if dim == 128 and is_able else 0
 
 
 def fresh_attention(out: Tensor, q: Tensor, qkv: Tensor, offsets: Tensor, tiles: Tensor, scale: float) -> None:

@@ -149,5 +149,9 @@ def test_chunks_that_begin_their_sequences_read_their_own_rows_alone(heads: int,
 def test_only_large_heads_of_cards_that_copy_tiles_are_read_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fresh_rows(32, 8, 128, torch.device("cpu")) == 16
     assert fresh_rows(9, 3, 64, torch.device("cpu")) == 0
-    monkeypatch.setattr("headrace.runner.cuda.kernels.fresh_attention.starts_early", lambda device: False)
-    assert fresh_rows(32, 8, 128, torch.device("cuda")) == 0
+    early = "headrace.runner.cuda.kernels.fresh_attention.starts_early"
+    monkeypatch.setattr(early, lambda device: True)
+    assert fresh_rows(32, 8, 128, torch.device("cuda"), 227 << 10) == 16
+    assert fresh_rows(32, 8, 128, torch.device("cuda"), 99 << 10) == 0, "one program needs 104 KiB"
+    monkeypatch.setattr(early, lambda device: False)
+    assert fresh_rows(32, 8, 128, torch.device("cuda"), 227 << 10) == 0
