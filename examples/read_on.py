@@ -20,7 +20,9 @@ def main(question: str) -> None:
         "Authorization": f"Bearer {os.environ['HEADRACE_API_KEY']}",  # noqa: TID251
         "X-Request-Id": f"story-{uuid.uuid4().hex}",
     }
-    body = {"model": "default", "stream": True, "temperature": 0.2, "messages": [{"role": "user", "content": question}]}
+    messages = [{"role": "user", "content": question}]
+    # A small model may repeat itself for as long as its context lasts.
+    body = {"model": "default", "stream": True, "temperature": 0.2, "max_tokens": 1000, "messages": messages}
     is_over, path = False, None
     while not is_over:
         connection = http.client.HTTPConnection(HOST, PORT, timeout=30)
