@@ -15,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace.runner.cuda.kernels.decode_attention import LOG2_E
 from headrace.runner.cuda.kernels.early import starts_early
-from headrace.runner.cuda.kernels.prefill_attention import put
+from headrace.runner.cuda.kernels.prefill_attention import lie, put, queries
 
 
 class FreshConfig(Struct, frozen=True):
@@ -88,15 +88,8 @@ def _fresh(
     head, place = tl.program_id(0), tl.program_id(1)
     chunk = tl.load(tiles + 4 * place)
     if chunk >= 0:
-        first = tl.load(tiles + 4 * place + 1) * tokens
-        begin = tl.load(offsets + chunk)
-        count = tl.load(offsets + chunk + 1) - begin
-        r = tl.arange(0, rows)
-        d = tl.arange(0, dim)
-        token = first + r // group
-        held = ((r < tokens * group) & (token < count))[:, None]
-        column = (head * group + r % group)[:, None] * dim + d[None, :]
-        line = (begin + token)[:, None].to(tl.int64)
+        first, begin, count = lie(tiles + 4 * place, offsets + chunk, tokens)
+        token, held, column, line = queries(head, first, begin, count, group, dim, rows, tokens)
         asked = tl.load(q + line * q_stride + column, mask=held, other=0.0)
         best = tl.full([rows], float("-inf"), tl.float32)
         weight = tl.zeros([rows], tl.float32)

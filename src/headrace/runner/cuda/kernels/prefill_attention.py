@@ -150,18 +150,10 @@ def _prefill(
     head, place = tl.program_id(0), tl.program_id(1)
     chunk = tl.load(tiles + 4 * place)
     if chunk >= 0:
-        first = tl.load(tiles + 4 * place + 1) * tokens
-        begin = tl.load(offsets + chunk)
-        count = tl.load(offsets + chunk + 1) - begin
         before = tl.load(prior + chunk)
         table = tables + tl.load(slots + chunk).to(tl.int64) * table_stride
-
-        r = tl.arange(0, rows)
-        d = tl.arange(0, dim)
-        token = first + r // group
-        held = ((r < tokens * group) & (token < count))[:, None]
-        column = (head * group + r % group)[:, None] * dim + d[None, :]
-        line = (begin + token)[:, None].to(tl.int64)
+        first, begin, count = lie(tiles + 4 * place, offsets + chunk, tokens)
+        token, held, column, line = queries(head, first, begin, count, group, dim, rows, tokens)
         asked = tl.load(q + line * q_stride + column, mask=held, other=0.0)
         position = before + token
 
@@ -191,8 +183,9 @@ def _prefill(
         )  # fmt: skip
         if cut:
             if parts > 1:
+                r = tl.arange(0, rows)
                 piece = (place * kv_heads + head) * rows + r
-                tl.store(sums + piece[:, None].to(tl.int64) * dim + d[None, :], summed)
+                tl.store(sums + piece[:, None].to(tl.int64) * dim + tl.arange(0, dim)[None, :], summed)
                 tl.store(stats + piece * 2, best)
                 tl.store(stats + piece * 2 + 1, weight)
                 last = place + later
@@ -209,6 +202,26 @@ def _prefill(
                 put(out, line * out_stride + column, summed, weight, held)
         else:
             put(out, line * out_stride + column, summed, weight, held)
+
+
+@triton.jit
+def lie(entry, offset, tokens: tl.constexpr):
+    """Of the tile that an entry names: its first token in the chunk, the chunk's line in the step and its tokens."""
+    begin = tl.load(offset)
+    return tl.load(entry + 1) * tokens, begin, tl.load(offset + 1) - begin
+
+
+@triton.jit
+def queries(
+    head, first, begin, count, group: tl.constexpr, dim: tl.constexpr, rows: tl.constexpr, tokens: tl.constexpr
+):
+    """A program's rows are the heads of a group for each of a tile's tokens: whose each is, whether there is such a token,
+    and the column and line where it lies."""
+    r = tl.arange(0, rows)
+    token = first + r // group
+    held = ((r < tokens * group) & (token < count))[:, None]
+    column = (head * group + r % group)[:, None] * dim + tl.arange(0, dim)[None, :]
+    return token, held, column, (begin + token)[:, None].to(tl.int64)
 
 
 @triton.jit
