@@ -16,6 +16,7 @@ from headrace.core.errors import Forbidden, HeadraceError, NotFound
 from headrace.core.ports import Clock
 from headrace.core.stages import Stage
 from headrace.gateway.context import Context, bounds_of
+from headrace.gateway.courtesy import Courtesy
 from headrace.gateway.door import Door, is_loopback_peer, plain_headers
 from headrace.gateway.earlier import Earlier
 from headrace.gateway.endpoints import ROUTES
@@ -81,7 +82,7 @@ def build_app(
 class Gateway:
     """One per process. `reconfigure` takes new limits and names for the requests that come after it."""
 
-    __slots__ = ("_adopted", "_door", "_num_open", "context", "table")
+    __slots__ = ("_adopted", "_courtesy", "_door", "_num_open", "context", "table")
 
     def __init__(self, context: Context, table: RouteTable, door: Door) -> None:
         self.context = context
@@ -89,6 +90,7 @@ class Gateway:
         context.answer = self._answer
         self._door = door
         self._num_open = 0
+        self._courtesy = Courtesy()
         self._adopted: set[asyncio.Task[None]] = set()
 
     def reconfigure(self, config: GatewayConfig) -> None:
@@ -169,6 +171,8 @@ class Gateway:
             await self._refuse(exchange, failed)
         finally:
             self._num_open -= 1
+            if not self._num_open:
+                self._courtesy.step_aside(exchange.peer_address)
             self._finish(exchange, route)
             del error  # its traceback holds this frame
 

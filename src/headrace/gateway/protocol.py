@@ -7,7 +7,6 @@ Knows no route and no key. What it refuses it answers in the shape of the catalo
 """
 
 import asyncio
-import os
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
@@ -328,10 +327,6 @@ class FencedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self.transport.flush()  # type: ignore[attr-defined]
-        if len(self.tasks) <= 1 and len(self._context.pulse) <= 1:
-            # Its client may have been given this very core, and would wait there for the books. On a busy machine the core
-            # is gone for milliseconds then, for which nobody else may wait.
-            os.sched_yield()
         self.server_state.total_requests += 1
         if not self.transport.is_closing():
             self.flow.resume_reading()

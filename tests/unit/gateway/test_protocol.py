@@ -2,19 +2,14 @@
 
 import asyncio
 import logging
-import os
 import socket
 import time
-from unittest.mock import Mock
 
 import msgspec
 import pytest
 
 from headrace.gateway import server
-from headrace.gateway.app import Gateway
-from headrace.gateway.exchange import Exchange
 from headrace.gateway.protocol import FencedProtocol
-from headrace.gateway.routes import Route
 from tests.unit.gateway.live import Live, play, running
 from tests.unit.gateway.stub import KEY, StubService, gateway
 
@@ -409,44 +404,5 @@ def test_who_closes_while_a_worker_computes_has_left(path: bytes) -> None:
                 while "finished" not in service.calls:
                     await asyncio.sleep(0.001)
             assert service.calls == ["cancel disconnected", "finished"]
-
-    play(story())
-
-
-def test_who_is_answered_may_have_the_core_before_the_books_unless_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    finish = Gateway._finish
-    monkeypatch.setattr(os, "sched_yield", lambda: order.append("aside"))
-
-    def keep_books(self: Gateway, exchange: Exchange, route: Route | None) -> None:
-        order.append("books")
-        finish(self, exchange, route)
-
-    monkeypatch.setattr(Gateway, "_finish", keep_books)
-
-    async def heard(live: Live) -> list[str]:
-        order.clear()
-        wire = await live.connect()
-        await wire.send(GOOD)
-        assert (await wire.answer())[0] == 200
-        while "books" not in order:
-            await asyncio.sleep(0.001)
-        return order.copy()
-
-    async def story() -> None:
-        app = gateway()
-        async with running(app) as live:
-            assert await heard(live) == ["aside", "books"]
-            waiting = await live.connect()
-            await waiting.send(HEAD + b"content-length: 2\r\n\r\n{}")
-            while not app.num_open:
-                await asyncio.sleep(0.001)
-            assert await heard(live) == ["books"]
-            await waiting.close()
-            while app.num_open:
-                await asyncio.sleep(0.001)
-            for _ in range(2):  # streams of another face, which no task of this one answers
-                app.context.pulse.add(Mock())
-            assert await heard(live) == ["books"]
 
     play(story())
