@@ -171,9 +171,10 @@ class Gateway:
             await self._refuse(exchange, failed)
         finally:
             self._num_open -= 1
+            over_s = exchange.over_s(self.context.clock.now_s())
             if not self._num_open:
                 self._courtesy.step_aside(exchange.peer_address)
-            self._finish(exchange, route)
+            self._finish(exchange, route, over_s)
             del error  # its traceback holds this frame
 
     def _open(self, scope: Any, receive: Receive, send: Send) -> tuple[Exchange, HeadraceError | None]:
@@ -245,10 +246,9 @@ class Gateway:
             return
         await exchange.refuse(error, _CLOSE if self.context.is_draining else _NONE)
 
-    def _finish(self, exchange: Exchange, route: Route | None) -> None:
+    def _finish(self, exchange: Exchange, route: Route | None, over_s: float) -> None:
         """The books: stages, counts, one line in the log."""
         context = self.context
-        over_s = exchange.over_s(context.clock.now_s())
         seconds = exchange.stages.close(over_s)
         stream, caller = exchange.answered, exchange.caller
         if stream is not None:

@@ -31,10 +31,10 @@ class Scene:
         self.client: socket.socket | None = None
         finish = Gateway._finish
 
-        def keep_books(gateway: Gateway, exchange: Exchange, route: Route | None) -> None:
+        def keep_books(gateway: Gateway, exchange: Exchange, route: Route | None, over_s: float) -> None:
             self.order.append("books")
             self.is_over.set()
-            finish(gateway, exchange, route)
+            finish(gateway, exchange, route, over_s)
 
         monkeypatch.setattr(Gateway, "_finish", keep_books)
         monkeypatch.setattr(os, "sched_yield", self._yield)
