@@ -9,7 +9,6 @@ import ctypes
 import math
 import os
 import resource
-import signal
 import socket
 import sys
 import time
@@ -20,9 +19,9 @@ import msgspec
 from setproctitle import setproctitle
 
 from headrace.core.errors import HeadraceError
+from headrace.core.parent import die_with_parent
 from headrace.text.limited_wire import BATCH, Answer, Confinement, Job, receive_frame, send_frame
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
 
 Handler = Callable[[msgspec.Raw], object]
@@ -30,12 +29,9 @@ Handler = Callable[[msgspec.Raw], object]
 
 def confine(limits: Confinement) -> None:
     """Bound memory, files and priority, and tie this process's life to its parent's."""
+    die_with_parent(limits.parent_pid)
     if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    if os.getppid() != limits.parent_pid:  # it died before the line above
-        sys.exit(1)
+        ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     os.nice(limits.niceness)
     for what, most in (
         (resource.RLIMIT_AS, limits.memory_bytes),

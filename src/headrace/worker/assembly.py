@@ -4,6 +4,7 @@ steps timed.
 Owns the order of these and the record of what was decided. Torch is imported here only when a model is loaded.
 """
 
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,6 +19,7 @@ from headrace.weights.layout import num_parameters
 from headrace.worker.warmup import CARD_SCENES, SCENES, Scenes, measure_profile
 
 if TYPE_CHECKING:
+    from headrace.runner.cuda.compilers import Compilers
     from headrace.runner.torch.memory import MemoryPlan
 
 # A step is bounded by its time; these bound its memory.
@@ -75,17 +77,21 @@ def load_model(checkpoint: Checkpoint, settings: LoadSettings, progress: Progres
 
 def load_weights(checkpoint: Checkpoint, settings: LoadSettings, progress: Progress | None = None) -> LoadedModel:
     """`load_model` without timing its steps: the profile is a guess."""
+    from headrace.runner.cuda.compilers import Compilers
     from headrace.runner.cuda.presence import choose_device, look_for_card, may_have_card
 
-    if settings.device != "cpu" and may_have_card():
-        # What a card then reads it reads faster than it could be hashed; torch is imported meanwhile.
-        checkpoint.hash_ahead()
-    look = look_for_card()
-    device = choose_device(settings.device, settings.dtype, checkpoint.shape, look)
-    config = engine_config(checkpoint, settings, device)
-    if device == "cuda":
-        return _load_on_card(checkpoint, settings, config, look.words, progress)
-    return _load_on_cpu(checkpoint, settings, config, progress)
+    with ExitStack() as stack:
+        compilers = None
+        if settings.device != "cpu" and may_have_card():
+            # What a card then reads it reads faster than it could be hashed; torch is imported meanwhile.
+            checkpoint.hash_ahead()
+            compilers = stack.enter_context(closing(Compilers()))
+        look = look_for_card()
+        device = choose_device(settings.device, settings.dtype, checkpoint.shape, look)
+        config = engine_config(checkpoint, settings, device)
+        if device == "cuda":
+            return _load_on_card(checkpoint, settings, config, look.words, progress, compilers)
+        return _load_on_cpu(checkpoint, settings, config, progress)
 
 
 def _load_on_cpu(
@@ -112,7 +118,12 @@ def _load_on_cpu(
 
 
 def _load_on_card(
-    checkpoint: Checkpoint, settings: LoadSettings, config: EngineConfig, card: str, progress: Progress | None
+    checkpoint: Checkpoint,
+    settings: LoadSettings,
+    config: EngineConfig,
+    card: str,
+    progress: Progress | None,
+    compilers: "Compilers | None",
 ) -> LoadedModel:
     """With its graphs captured: a step that meets one it lacks would be late."""
     import torch
@@ -125,7 +136,7 @@ def _load_on_card(
 
     lane = CudaLane(settings.card % torch.cuda.device_count())
     shape = checkpoint.shape
-    ops = (ExactOps if settings.deterministic else TritonOps)(shape, config.slots, lane.device)
+    ops = (ExactOps if settings.deterministic else TritonOps)(shape, config.slots, lane.device, compilers)
     source, dtype = from_checkpoint(checkpoint, progress), "fp8" if settings.dtype == "fp8" else "bf16"
     runner = CudaRunner(config, shape, source, ops, lane, fp8=dtype == "fp8", digest=checkpoint.digest)
     try:

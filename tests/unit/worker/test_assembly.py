@@ -4,7 +4,7 @@ import pytest
 
 from headrace.core.config import ModelConfig
 from headrace.core.errors import InvalidInput
-from headrace.runner.cuda import presence
+from headrace.runner.cuda import compilers, presence
 from headrace.runner.cuda.presence import CardLook
 from headrace.worker import mounting
 from headrace.worker.assembly import LoadSettings, engine_config, load_weights
@@ -75,16 +75,26 @@ def test_a_worker_loads_for_its_models_device_and_the_card_of_its_number(
 
 
 @pytest.mark.parametrize(("device", "driver", "begun"), [("auto", True, 1), ("auto", False, 0), ("cpu", True, 0)])
-def test_files_are_hashed_ahead_only_where_there_may_be_a_card(
+def test_files_are_hashed_and_compilers_begin_only_where_there_may_be_a_card(
     checkpoint: TensorCheckpoint, monkeypatch: pytest.MonkeyPatch, device: str, driver: bool, begun: int
 ) -> None:
     asked: list[int] = []
+    compiling: list[str] = []
+
+    class Noted:
+        def __init__(self) -> None:
+            compiling.append("begun")
+
+        def close(self) -> None:
+            compiling.append("closed")
 
     def look() -> CardLook:
         raise InvalidInput(f"torch is imported after {len(asked)}")
 
     monkeypatch.setattr(checkpoint, "hash_ahead", lambda: asked.append(1))
+    monkeypatch.setattr(compilers, "Compilers", Noted)
     monkeypatch.setattr(presence, "may_have_card", lambda: driver)
     monkeypatch.setattr(presence, "look_for_card", look)
     with pytest.raises(InvalidInput, match=f"after {begun}"):
         load_weights(checkpoint, LoadSettings(device=device))
+    assert compiling == begun * ["begun", "closed"]

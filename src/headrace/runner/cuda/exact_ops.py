@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headrace.runner.cuda.compilers import Compilers
 from headrace.runner.cuda.device_slots import DeviceSlots, StepInputs
 from headrace.runner.cuda.kernels.exact_product import exact_product
 from headrace.runner.cuda.kernels.experts import exact_experts
@@ -22,8 +23,8 @@ class ExactOps(TritonOps):
     product = staticmethod(exact_product)
     experts = staticmethod(exact_experts)
 
-    def __init__(self, shape: ModelShape, slots: int, device: torch.device) -> None:
-        super().__init__(shape, slots, device)
+    def __init__(self, shape: ModelShape, slots: int, device: torch.device, compilers: Compilers | None = None) -> None:
+        super().__init__(shape, slots, device, compilers)
         # Of the step at hand: what its decode rows are as chunks.
         self._offsets = torch.arange(slots + 1, dtype=torch.int32, device=device)
         self._prior = torch.zeros(slots, dtype=torch.int32, device=device)

@@ -5,6 +5,8 @@ can be part of a graph. Free memory may hold NaN. A row or token of slot -1 is p
 that a function of other names for them is an operation too.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -34,6 +36,10 @@ class Ops(Protocol):
     def row_exact(self) -> bool:
         """Whether a row's bits depend on its own sequence alone. Whoever adds a way around one of these operations, for
         some numbers of rows, must leave it where this is asked for."""
+
+    def compiling(self, work: Callable[[], object], /) -> AbstractContextManager[None]:
+        """Inside, where nothing of it is launched, what `work` launches is compiled; at the end all of it is. `work` may be
+        called before, and its operations then do nothing."""
 
     def begin(self, packet: Tensor, layout: Layout, slots: DeviceSlots, inputs: StepInputs, block_size: int, /) -> None:
         """Write the packet's changes, then every row's length, then every token's id, position and cell."""

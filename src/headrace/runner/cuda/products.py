@@ -3,6 +3,11 @@
 Libraries are asked while a graph is captured, so that the choice costs a step nothing.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -20,8 +25,30 @@ def library_product(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tens
         torch.addmm(bias, rows, weight.t(), out=out)
 
 
+# By kind, while they are only noted.
+_noted: dict[Any, Callable[[], None]] | None = None
+
+
+@contextmanager
+def products_noted() -> Iterator[list[Callable[[], None]]]:
+    """Inside, on any thread, nothing is multiplied; one product of each kind is in the list afterwards, to be made then:
+    the first of a kind takes long, for the library looks for a kernel and loads it."""
+    global _noted
+    _noted = {}
+    made: list[Callable[[], None]] = []
+    try:
+        yield made
+        made.extend(_noted.values())
+    finally:
+        _noted = None
+
+
 def fastest_product(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """The same by the faster of the libraries."""
+    if _noted is not None:
+        kind = (rows.shape, weight.shape, bias is None)
+        _noted.setdefault(kind, partial(fastest_product, rows, weight, bias, out))
+        return
     height, width = weight.shape
     chosen = _FLAT_ROWS if width >= height else _TALL_ROWS
     if not rows.is_cuda or len(rows) not in chosen or weight.numel() < _LARGE:
@@ -36,6 +63,9 @@ def fastest_product(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tens
 def scaled_product(rows: Tensor, weight: Tensor, unit: Tensor, scale: Tensor, out: Tensor) -> None:
     """`rows` [n, width] times `weight` [height, width], both in eight bits, times two scales of one number each: only with
     these is the library's kernel its fastest."""
+    if _noted is not None:
+        _noted.setdefault((rows.shape, weight.shape), partial(scaled_product, rows, weight, unit, scale, out))
+        return
     if rows.is_cuda:
         torch._scaled_mm(rows, weight.t(), scale_a=unit, scale_b=scale, out_dtype=out.dtype, out=out)
     else:

@@ -3,6 +3,9 @@
 Written to be read. It waits for the device and loops over rows; nothing fast goes through it.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -33,6 +36,9 @@ class ReferenceOps:
     @property
     def row_exact(self) -> bool:
         return False
+
+    def compiling(self, work: Callable[[], object]) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def begin(self, packet: Tensor, layout: Layout, slots: DeviceSlots, inputs: StepInputs, block_size: int) -> None:
         part = {name: packet[at : at + size].long() for name, (at, size) in layout.sections.items()}

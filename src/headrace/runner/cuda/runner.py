@@ -7,7 +7,7 @@ prompts, and a launch that finds no memory.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from headrace.runner.cuda.packet import Laid, decode_packet, mixed_packet, paddi
 from headrace.runner.cuda.presence import fp8_refusal
 from headrace.runner.cuda.prompt_scores import PromptScores
 from headrace.runner.cuda.shortage import fits
-from headrace.runner.cuda.weights import Weights, WeightSource, weights_bytes
+from headrace.runner.cuda.weights import Weights, WeightSource, blank_weights, weights_bytes
 from headrace.runner.torch.memory import MemoryPlan
 from headrace.runner.torch.score_pile import ScorePile
 from headrace.weights.shape import ModelShape
@@ -212,19 +212,14 @@ class CudaRunner:
             )
 
     def _fit(self, share: float) -> MemoryPlan:
-        config, most = self._config, self._config.blocks
         self._load_weights()
         assert self._weights is not None
-        self._place(min(most, _PROBE_BLOCKS), self._weights.kinds())
-        with torch.inference_mode(), self._lane.scope():
-            self._machine.rehearse()
+        # What the libraries take for these steps they keep.
+        num_graphs = self._rehearse(self._weights.kinds())
         self._is_rehearsed = True
-        # What the libraries took for these steps they keep.
-        num_graphs = len(self._machine.choice.all())
-        del self._machine, self._pool, self._odd
         plan = plan_blocks(
             self._shape,
-            replace(config, blocks=most),
+            self._config,
             self._dtype,
             free_bytes=self._lane.free_bytes(),
             weights_bytes=self.weights_bytes,
@@ -237,36 +232,47 @@ class CudaRunner:
         return plan
 
     def _load_weights(self) -> None:
+        """What steps will launch is compiled meanwhile, where there is room for weights that only show what that is."""
+        shape, device, dtype = self._shape, self._lane.device, self._dtype
         with torch.inference_mode(), self._lane.scope():
-            self._weights = self._source(self._shape, self._lane.device, self._dtype)
-            self._space = self._workspace(self._lane.device)
+            self._space = self._workspace(device)
+            spare = self._lane.free_bytes() - weights_bytes(shape, dtype)
+            is_roomy = spare > 2 * blank_weights(shape, torch.device("meta"), dtype).size_bytes
+            with self._ops.compiling(self._rehearse_blank) if is_roomy else nullcontext():
+                self._weights = self._source(shape, device, dtype)
         self.weights_bytes = self._weights.size_bytes
+
+    def _rehearse_blank(self) -> None:
+        source = in_eights(blank_weights) if self._fp8 else blank_weights
+        with torch.inference_mode(), self._lane.scope():
+            weights = source(self._shape, self._lane.device, self._dtype)
+        self._rehearse(weights)
+
+    def _rehearse(self, weights: Weights) -> int:
+        """Run every layout with these weights and few blocks; how many there are."""
+        config = replace(self._config, blocks=min(self._config.blocks, _PROBE_BLOCKS))
+        with torch.inference_mode(), self._lane.scope():
+            machine = self._build(config, HostSlots(config), weights)[1]
+            machine.rehearse()
+            return len(machine.choice.all())
 
     def _workspace(self, device: torch.device) -> Workspace:
         config = self._config
         tokens = max(config.max_step_tokens, config.slots)
         return Workspace(self._shape, tokens, config.slots, device, self._dtype, fp8=self._fp8)
 
-    def _place(self, blocks: int, weights: Weights | None = None) -> None:
-        """Take memory for this many blocks, in place of what was taken before; to run these weights, if not all."""
-        weights = weights or self._weights
-        assert weights is not None
+    def _build(self, config: EngineConfig, slots: HostSlots, weights: Weights) -> tuple[KvPool, Machine]:
+        shape, ops, lane = self._shape, self._ops, self._lane
+        pool = KvPool(shape, config.blocks, config.block_size, lane.device, self._dtype, poison=self._poison)
+        return pool, Machine(config, shape, weights, pool, ops, lane, self._space, slots.words)
+
+    def _place(self, blocks: int) -> None:
+        """Take memory for this many blocks."""
+        assert self._weights is not None
         self._config = config = replace(self._config, blocks=blocks)
         self._slots = HostSlots(config)
         with torch.inference_mode(), self._lane.scope():
-            self._pool = KvPool(
-                self._shape, blocks, config.block_size, self._lane.device, self._dtype, poison=self._poison
-            )
-            self._machine = Machine(
-                config,
-                self._shape,
-                weights,
-                self._pool,
-                self._ops,
-                self._lane,
-                self._space,
-                self._slots.words,
-            )
+            self._pool, self._machine = self._build(config, self._slots, self._weights)
             # Memory that a step without a graph must not have to ask for.
             self._kept_last = torch.zeros_like(self._machine.slots.last)
         self._graphed = frozenset()

@@ -4,14 +4,17 @@ Owns the choice of configurations by row count; what needs none is its kernel's 
 needs Triton.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from headrace.runner.cuda import upkeep
+from headrace.runner.cuda.compilers import Compilers
 from headrace.runner.cuda.device_slots import DeviceSlots, StepInputs
-from headrace.runner.cuda.kernels import activation, eights, norms
+from headrace.runner.cuda.kernels import activation, ahead, eights, norms
 from headrace.runner.cuda.kernels import experts as mixture
 from headrace.runner.cuda.kernels import rotary_write as rotary
 from headrace.runner.cuda.kernels import row_product as one_row
@@ -62,9 +65,12 @@ class TritonOps:
     # In shorter steps attention is little, and every kind of step is a graph more.
     fresh_tokens = 512
 
-    def __init__(self, shape: ModelShape, max_samples: int, device: torch.device) -> None:
+    def __init__(
+        self, shape: ModelShape, max_samples: int, device: torch.device, compilers: Compilers | None = None
+    ) -> None:
         self._shape = shape
         self._device = device
+        self._compilers = compilers
         shared_bytes = _shared_bytes(device)
         self._prefill = prefill_config(shape.head_dim, shared_bytes)
         self._scan = Scan.make(max_samples, shape.vocab_size, device)
@@ -86,6 +92,12 @@ class TritonOps:
     @property
     def row_exact(self) -> bool:
         return False
+
+    def compiling(self, work: Callable[[], object]) -> AbstractContextManager[None]:
+        """The interpreter compiles nothing."""
+        if self._device.type != "cuda":
+            return nullcontext()
+        return ahead.compiling(work, self._device, self._compilers or Compilers())
 
     def begin(self, packet: Tensor, layout: Layout, slots: DeviceSlots, inputs: StepInputs, block_size: int) -> None:
         upkeep.begin(packet, layout, slots, inputs, block_size)

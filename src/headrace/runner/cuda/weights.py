@@ -5,6 +5,7 @@ Knows Hugging Face's names. A checkpoint is poured into its fused places on the 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -100,6 +101,23 @@ def from_checkpoint(checkpoint: Checkpoint, progress: Progress | None = None) ->
         return weights
 
     return load
+
+
+def blank_weights(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> Weights:
+    """One layer of each kind, and whatever its memory holds: for who asks what a model of this shape would run."""
+    kinds = _empty(shape, torch.device("meta"), dtype).kinds()
+
+    def place(part: Tensor) -> Tensor:
+        return torch.empty(part.shape, device=device, dtype=part.dtype)
+
+    def place_all(layer: LayerWeights) -> LayerWeights:
+        parts = ((name, getattr(layer, name)) for name in LayerWeights.__slots__)
+        placed: dict[str, Any] = {name: place(part) for name, part in parts if isinstance(part, Tensor)}
+        return replace(layer, **placed)
+
+    embeddings = place(kinds.embeddings)
+    head = embeddings if shape.tied_embeddings else place(kinds.head)
+    return Weights(embeddings, tuple(map(place_all, kinds.layers)), place(kinds.norm), head)
 
 
 def random_weights(seed: int = 0) -> WeightSource:

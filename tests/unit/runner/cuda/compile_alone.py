@@ -1,0 +1,107 @@
+# mypy: disable-error-code="import-not-found,import-untyped"
+"""Kernels compiled ahead for a card that is not here: a program of its own, for Triton's interpreter must be off.
+
+usage: python -m tests.unit.runner.cuda.compile_alone [killed|fails]
+Writes what happened as JSON: what was launched inside and after, what this process compiled inside and after, and whether
+the process that compiles is gone.
+"""
+
+import json
+import sys
+import time
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from headrace.runner.cuda.compilers import Compilers
+
+
+class _Card:
+    """As much of a driver as Triton asks for to launch; what is launched is noted."""
+
+    def __init__(self, target: Any) -> None:
+        self.launched: list[str] = []
+        self.utils = self
+        self._target = target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": 1 << 20}
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        return 1, 1, 0, 0, 1024
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Any:
+        return lambda *_: self.launched.append(source.name)
+
+
+class _Trouble(Exception): ...
+
+
+def main(trouble: str) -> dict[str, object]:
+    compilers = Compilers()
+    from triton import knobs
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    from headrace.runner.cuda.kernels import ahead
+    from headrace.runner.cuda.kernels.activation import silu_mul
+    from headrace.runner.cuda.products import fastest_product
+    from tests.unit.runner.cuda.tiny_kernels import launch_both
+
+    card = _Card(GPUTarget("cuda", 90, 32))
+    driver.set_active(card)
+    for name, value in {"set_device": None, "current_stream": None, "stream": nullcontext()}.items():
+        setattr(torch.cuda, name, lambda *_, value=value: value)
+    compiled: list[str] = []
+
+    def note(*, src: Any, cache_hit: bool, **_: object) -> None:
+        compiled.extend([] if cache_hit else [src.name])
+
+    knobs.compilation.listener = note
+    rows, wide = torch.ones(4, 64, dtype=torch.bfloat16), torch.ones(4, 128, dtype=torch.bfloat16)
+    product = torch.zeros(4, 64, dtype=torch.bfloat16)
+    began: list[float] = []
+
+    def work() -> None:
+        silu_mul(wide, rows)
+        launch_both(rows)
+        fastest_product(rows, torch.eye(64, dtype=torch.bfloat16), None, product)
+        began.append(float(product.sum()))
+
+    caught = ""
+    if trouble == "killed":
+        compilers._process.kill()
+    since_s = time.perf_counter()
+    try:
+        with ahead.compiling(work, torch.device("cpu"), compilers):
+            inside = [list(card.launched), list(compiled)]
+            if trouble == "fails":
+                raise _Trouble("weights that are none")
+    except _Trouble as error:
+        caught = str(error)
+    took_s, at_end = time.perf_counter() - since_s, list(compiled)
+    work()
+    return {
+        "began": began,
+        "inside": inside,
+        "compiled": sorted(at_end),
+        "later": compiled[len(at_end) :],
+        "launched": card.launched,
+        "caught": caught,
+        "quick": took_s < 20,
+        "gone": compilers._process.poll() is not None,
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(*sys.argv[1:] or [""])))
