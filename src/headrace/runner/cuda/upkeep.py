@@ -11,8 +11,9 @@ from torch import Tensor
 from headrace.runner.cuda.device_slots import DeviceSlots, StepInputs
 from headrace.runner.cuda.layout import HEADER, Layout
 
-# Changed words that one program writes at a time, and tokens that one describes.
+# Changed words that one program writes at a time, rows that it describes at least, and tokens that one describes.
 _CHANGES = 1024
+_ROWS = 256
 _TOKENS = 256
 
 
@@ -34,7 +35,8 @@ def begin(packet: Tensor, layout: Layout, slots: DeviceSlots, inputs: StepInputs
         words.width,
         header=HEADER,
         block_size=block_size,
-        rows_padded=max(32, triton.next_power_of_2(layout.rows)),
+        # One kernel for most numbers of rows: each is compiled before the first request.
+        rows_padded=max(_ROWS, triton.next_power_of_2(layout.rows)),
         changes=_CHANGES,
         describes=layout.tokens == 0,
         num_warps=8,
