@@ -4,8 +4,10 @@ Owns what must be closed with it. Whether it computes soundly and how fast is fo
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Event
 
 from headrace.core.config import EngineConfig, ModelConfig, TenantConfig
 from headrace.core.ports import Runner
@@ -84,10 +86,11 @@ def mount_fake(model: ModelConfig, tenants: tuple[TenantConfig, ...], report: Re
     )
     report(0.5, "building the vocabulary")
     name = f"fake-{fake.vocab_size}"
+    made = _lexicon(Tokenizer(vocabulary), config.vocab_size, config.eos_ids)
     return MountedModel(
         runner,
         config,
-        matchers=_matchers(Tokenizer(vocabulary), config),
+        matchers=None if made is None else Matchers(made),
         version=name,
         fingerprint=name,
         dtype="fake",
@@ -113,16 +116,30 @@ def mount_torch(
         card=index,
     )
     checkpoint = open_checkpoint(path)
+    are_read = Event()
+
+    def progress(done: int, total: int) -> None:
+        report(done / max(total, 1), f"loading {path.stem}")
+        if done >= total:
+            are_read.set()
+
+    def lexicon() -> Lexicon | None:
+        # It holds Python's lock, for which torch's import and those who read weights would wait; now a card compiles.
+        are_read.wait()
+        return _lexicon(Tokenizer(checkpoint.vocabulary), checkpoint.shape.vocab_size, checkpoint.shape.eos_ids)
+
     try:
-        loaded = load_weights(
-            checkpoint, settings, lambda done, total: report(done / max(total, 1), f"loading {path.stem}")
-        )
-        config = replace(loaded.config, tenants=tenants)
-        tokenizer = Tokenizer(checkpoint.vocabulary)
+        with ThreadPoolExecutor(1, "lexicon") as beside:
+            making = beside.submit(lexicon)
+            try:
+                loaded = load_weights(checkpoint, settings, progress)
+            finally:
+                are_read.set()
+            made = making.result()
         mounted = MountedModel(
             loaded.runner,
-            config,
-            matchers=_matchers(tokenizer, config),
+            replace(loaded.config, tenants=tenants),
+            matchers=None if made is None else Matchers(made),
             version=loaded.runner.fingerprint,
             fingerprint=loaded.runner.fingerprint,
             dtype=loaded.dtype,
@@ -136,7 +153,8 @@ def mount_torch(
     return mounted
 
 
-def _matchers(tokenizer: Tokenizer, config: EngineConfig) -> Matchers | None:
-    if not config.eos_ids or not tokenizer.can_stream:
+def _lexicon(tokenizer: Tokenizer, vocab_size: int, eos_ids: tuple[int, ...]) -> Lexicon | None:
+    """Where text can be held to a form at all."""
+    if not eos_ids or not tokenizer.can_stream:
         return None
-    return Matchers(Lexicon(tokenizer, config.vocab_size, config.eos_ids))
+    return Lexicon(tokenizer, vocab_size, eos_ids)
