@@ -3,8 +3,9 @@
 usage: python benchmarks/gpu/serve_http.py [--shape 8b|tiny] [--device cuda|cpu] [--redis PATH] [--json PATH]
 Writes a model's folder, runs `headrace bench engine` on it, starts `headrace serve` with two gateways and its journal in
 Redis, and lets all clients, in processes of their own, ask at once. What must hold: tokens/s over HTTP at least 85 % of
-the engine's, and ready within 15 s of the process's start, its files in the system's cache. Who used how much of a core is
-told. The whole of it runs on a CPU: --shape tiny --device cpu.
+the engine's, and ready within 15 s of the process's start, its files in the system's cache: the first time, when no kernel
+has been compiled, and the second. Who used how much of a core is told. The whole of it runs on a CPU: --shape tiny
+--device cpu.
 """
 
 import argparse
@@ -112,7 +113,8 @@ def engine_alone(folder: Path, device: str, load: tuple[int, ...], rounds: int) 
 
 @contextmanager
 def server(folder: Path, home: Path, device: str, slots: int, gateways: int, journal: str) -> Iterator[Started]:
-    """`headrace serve`, ready; how long it took from the start of its process, and what it said when."""
+    """`headrace serve`, ready; how long it took from the start of its process, and what it said when. Kernels that it
+    compiles are for this home alone."""
     key = fresh_key()
     config = home / "headrace.toml"
     config.write_text(
@@ -123,7 +125,10 @@ def server(folder: Path, home: Path, device: str, slots: int, gateways: int, jou
         + f"device = {json.dumps(device)}\nslots = {slots}\n"
     )
     argv = [*HEADRACE, "serve", "--config", str(config), "--port", "0", "--json"]
-    environment = with_variable("HEADRACE_HOME", str(home)) | {"HEADRACE_LOCAL_KEY": fresh_key()}
+    environment = with_variable("HEADRACE_HOME", str(home)) | {
+        "HEADRACE_LOCAL_KEY": fresh_key(),
+        "TRITON_CACHE_DIR": str(home / "kernels"),
+    }
     since_s = time.perf_counter()
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None and process.stderr is not None
@@ -311,10 +316,11 @@ def measure(options: argparse.Namespace, folder: Path, home: Path, found: dict[s
         found["folder"] = {"bytes": size, "shards": options.shards, "written_s": written_s}
         say(f"{size / 1e9:.2f} GB of weights in {options.shards} shards written in", f"{written_s:.1f} s")
         found["engine"] = engine_alone(folder, options.device, load, options.rounds)
+        found["journal"] = journal.partition(":")[0]
+        with server(folder, home, options.device, load[0], options.gateways, journal) as one:
+            found["first_start"] = tell_start("first start, nothing compiled", one)
         one = stack.enter_context(server(folder, home, options.device, load[0], options.gateways, journal))
-        found["start"], found["journal"] = one.start, journal.partition(":")[0]
-        ready_s, told_s = one.start["ready_s"], one.start["told_s"]
-        say("server: ready after", f"{ready_s:.2f} s from its process's start, by its own clock {told_s:.2f} s")
+        found["start"] = tell_start("second start", one)
         watched = [*filter(_is_ours, server_pids(one.port)), *redis_pids]
         ids_below = first_special_id(shape)
         with clients(one, 1, WARM, ids_below) as asking:
@@ -325,6 +331,12 @@ def measure(options: argparse.Namespace, folder: Path, home: Path, found: dict[s
                 rounds.append(crowd(asking, number, watched))
                 tell(rounds[-1], number)
     found["tokens_per_s"] = median(round_["tokens_per_s"] for round_ in rounds)
+
+
+def tell_start(name: str, one: Started) -> dict[str, Any]:
+    ready_s, told_s = one.start["ready_s"], one.start["told_s"]
+    say(f"server, {name}: ready after", f"{ready_s:.2f} s from its process's start, by its own clock {told_s:.2f} s")
+    return one.start
 
 
 def load_of(options: argparse.Namespace) -> tuple[int, ...]:
@@ -353,11 +365,15 @@ def about() -> dict[str, Any]:
 
 def judge(found: dict[str, Any]) -> bool:
     share = found["share_of_engine"] = found["tokens_per_s"] / found["engine"]["tokens_per_s"]
-    ready_s, worst = found["start"]["ready_s"], found["rounds"][-1]["itl_s"]["p99"]
+    first_s, ready_s = found["first_start"]["ready_s"], found["start"]["ready_s"]
+    worst = found["rounds"][-1]["itl_s"]["p99"]
     say("time between pieces over HTTP, p99 of the last round", ms(worst))
     met = [
         verdict(not any(round_["num_bad"] for round_ in found["rounds"]), "every stream finished", "all"),
         verdict(share >= LEAST_SHARE, f"over HTTP {share:.1%} of the engine's output tokens/s", f"{LEAST_SHARE:.0%}"),
+        verdict(
+            first_s <= MOST_READY_S, f"first ready {first_s:.1f} s after its process started", f"{MOST_READY_S:g} s"
+        ),
         verdict(ready_s <= MOST_READY_S, f"ready {ready_s:.1f} s after its process started", f"{MOST_READY_S:g} s"),
     ]
     return all(met)
