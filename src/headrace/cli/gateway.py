@@ -24,7 +24,6 @@ import typer
 
 from headrace.accounts.keys import KeyRing
 from headrace.cli.sweep import THRESHOLDS, Sweep
-from headrace.cluster.local import die_with_parent
 from headrace.cluster.replica import Replica
 from headrace.cluster.replicas import Replicas
 from headrace.control.orders import REPORT_S, Orders, Report, Step
@@ -32,6 +31,7 @@ from headrace.control.run_folder import read_orders
 from headrace.core.clock import SystemClock
 from headrace.core.config import Config, GatewayConfig, ModelConfig, TenantConfig
 from headrace.core.errors import HeadraceError
+from headrace.core.parent import die_with_parent
 from headrace.core.ports import FrameSink
 from headrace.core.redis_address import is_redis
 from headrace.gateway.app import Gateway, build_app

@@ -21,8 +21,8 @@ from msgspec import Struct
 
 from headrace.cli.keys import VARIABLE, fresh_key
 from headrace.cli.load.process import server_pids, usage_of
-from headrace.cluster.local import die_with_parent
 from headrace.core.errors import HeadraceError, InvalidInput
+from headrace.core.parent import die_with_parent
 
 _PATIENCE_S = 60.0
 # Open streams have been read, or will not be.

@@ -19,10 +19,10 @@ from msgspec.structs import replace
 from headrace.cli.local import share_cores
 from headrace.cli.models import find_or_fetch
 from headrace.cli.sweep import THRESHOLDS, Sweep
-from headrace.cluster.local import die_with_parent
 from headrace.core.config import LOG_LEVELS, PROMISES, RUNNERS, EngineConfig, ModelConfig, TenantConfig
 from headrace.core.errors import InvalidInput
 from headrace.core.messages import WorkerCard
+from headrace.core.parent import die_with_parent
 from headrace.telemetry.log import LineWriter, log_to
 from headrace.transport.unix import UnixNetwork
 from headrace.worker.host import WorkerHost

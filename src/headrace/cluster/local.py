@@ -6,15 +6,12 @@ its parent does.
 
 import asyncio
 import contextlib
-import ctypes
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
 
 from msgspec import Struct
 
-_PR_SET_PDEATHSIG = 1
 _MOST_LINE_BYTES = 1 << 16
 
 
@@ -84,11 +81,3 @@ class LocalProcesses:
             process_group=0,
         )
         return LocalProcess(process)
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Tie this process's life to the thread that started it; exits if that one is gone already."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        sys.exit(1)

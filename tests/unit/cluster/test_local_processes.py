@@ -3,23 +3,12 @@
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
 
 from headrace import __version__
 from headrace.cluster.local import Command, LocalProcesses
-
-# Its stdout stays open in its child: at the end of it, both are gone.
-PARENT = """
-import subprocess, sys
-child = (
-    "import os, sys, time; from headrace.cluster.local import die_with_parent;"
-    "die_with_parent(os.getppid()); print('tied', flush=True); time.sleep(600)"
-)
-subprocess.run([sys.executable, "-c", child])
-"""
 
 
 def launcher() -> LocalProcesses:
@@ -77,24 +66,3 @@ def test_a_line_without_end_is_dropped_and_the_next_one_heard(monkeypatch: pytes
         return lines
 
     assert asyncio.run(story())[-1] == b"next\n"
-
-
-def test_a_child_dies_with_its_parent() -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == b"tied\n"
-        parent.kill()
-        assert parent.stdout.read() == b""
-
-
-def test_a_child_whose_parent_is_gone_already_leaves() -> None:
-    script = "from headrace.cluster.local import die_with_parent; die_with_parent(1 << 30); print('alive')"
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
-    assert (ended.returncode, ended.stdout) == (1, b"")
-
-
-def test_our_own_parent_is_alive() -> None:
-    script = (
-        "import os; from headrace.cluster.local import die_with_parent; die_with_parent(os.getppid()); print('alive')"
-    )
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout == b"alive\n"

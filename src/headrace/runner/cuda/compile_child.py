@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 import triton
 import triton.language as tl
-from setproctitle import setproctitle
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime import driver
@@ -94,7 +93,8 @@ def _compile(asked: tuple[int, str, str, str]) -> int | None:
 
 
 def main() -> None:
-    setproctitle("headrace: compilers")
+    with suppress(ImportError):  # benchmarks carry no more than they need
+        importlib.import_module("setproctitle").setproctitle("headrace: compilers")
     die_with_parent(int(sys.argv[1]))
     _prepare()
     words = sys.stdin.buffer.read()
