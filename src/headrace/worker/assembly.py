@@ -91,6 +91,7 @@ def load_weights(checkpoint: Checkpoint, settings: LoadSettings, progress: Progr
         config = engine_config(checkpoint, settings, device)
         if device == "cuda":
             return _load_on_card(checkpoint, settings, config, look.words, progress, compilers)
+        stack.close()
         return _load_on_cpu(checkpoint, settings, config, progress)
 
 

@@ -4,10 +4,9 @@ Owns what must be closed with it. Whether it computes soundly and how fast is fo
 """
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from threading import Event
 
 from headrace.core.config import EngineConfig, ModelConfig, TenantConfig
 from headrace.core.ports import Runner
@@ -116,26 +115,22 @@ def mount_torch(
         card=index,
     )
     checkpoint = open_checkpoint(path)
-    are_read = Event()
-
-    def progress(done: int, total: int) -> None:
-        report(done / max(total, 1), f"loading {path.stem}")
-        if done >= total:
-            are_read.set()
+    making: list[Future[Lexicon | None]] = []
 
     def lexicon() -> Lexicon | None:
-        # It holds Python's lock, for which torch's import and those who read weights would wait; now a card compiles.
-        are_read.wait()
         return _lexicon(Tokenizer(checkpoint.vocabulary), checkpoint.shape.vocab_size, checkpoint.shape.eos_ids)
 
     try:
         with ThreadPoolExecutor(1, "lexicon") as beside:
-            making = beside.submit(lexicon)
-            try:
-                loaded = load_weights(checkpoint, settings, progress)
-            finally:
-                are_read.set()
-            made = making.result()
+
+            def progress(done: int, total: int) -> None:
+                report(done / max(total, 1), f"loading {path.stem}")
+                # Not before: it holds Python's lock, and those who read weights would wait. A card may compile still.
+                if done >= total and not making:
+                    making.append(beside.submit(lexicon))
+
+            loaded = load_weights(checkpoint, settings, progress)
+            made = making[0].result() if making else lexicon()
         mounted = MountedModel(
             loaded.runner,
             replace(loaded.config, tenants=tenants),

@@ -1,11 +1,14 @@
 """A model put together for the device that was asked for, or that there is."""
 
+from threading import Event
+
 import pytest
 
 from headrace.core.config import ModelConfig
 from headrace.core.errors import InvalidInput
 from headrace.runner.cuda import compilers, presence
 from headrace.runner.cuda.presence import CardLook
+from headrace.weights.checkpoint import Progress
 from headrace.worker import mounting
 from headrace.worker.assembly import LoadSettings, engine_config, load_weights
 from headrace.worker.warmup import SCENES
@@ -72,6 +75,28 @@ def test_a_worker_loads_for_its_models_device_and_the_card_of_its_number(
     with pytest.raises(InvalidInput, match="enough"):
         mounting.mount_torch(checkpoint.path, ModelConfig("m", device="cuda"), (), lambda part, words: None, 3)
     assert [(settings.device, settings.card) for settings in asked] == [("cuda", 3)]
+
+
+@pytest.mark.parametrize("read", [1, 2])
+def test_the_lexicon_is_made_beside_the_load_and_after_the_weights_are_read(
+    checkpoint: TensorCheckpoint, monkeypatch: pytest.MonkeyPatch, read: int
+) -> None:
+    made = Event()
+
+    def load(given: object, settings: LoadSettings, progress: Progress) -> None:
+        for done in range(read + 1):
+            assert not made.is_set()
+            progress(done, 2)
+        # Nobody makes it for a model that is refused while it is read.
+        assert made.wait(10.0 if read == 2 else 0.2) == (read == 2)
+        raise InvalidInput("enough")
+
+    monkeypatch.setattr(mounting, "open_checkpoint", lambda path: checkpoint)
+    monkeypatch.setattr(mounting, "Tokenizer", lambda vocabulary: None)
+    monkeypatch.setattr(mounting, "_lexicon", lambda *_: made.set())
+    monkeypatch.setattr(mounting, "load_weights", load)
+    with pytest.raises(InvalidInput, match="enough"):
+        mounting.mount_torch(checkpoint.path, ModelConfig("m"), (), lambda part, words: None)
 
 
 @pytest.mark.parametrize(("device", "driver", "begun"), [("auto", True, 1), ("auto", False, 0), ("cpu", True, 0)])

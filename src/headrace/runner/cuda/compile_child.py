@@ -8,6 +8,8 @@ hear why. Must not touch a card: it is forked.
 import importlib
 import os
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from multiprocessing import get_context
 from types import ModuleType
@@ -66,7 +68,8 @@ def _prepare() -> None:
     sys.modules["torch"] = _NoTorch("torch")
     importlib.import_module("headrace.runner.cuda.exact_ops")
     source = ASTSource(_store, {"to": "*i32", "number": "constexpr"}, {"number": 1})
-    triton.compile(source, target=GPUTarget("cuda", 80, 32))
+    with suppress(OSError):  # a cache that cannot be written has them all, or its asker will complain
+        triton.compile(source, target=GPUTarget("cuda", 80, 32))
     with suppress(Exception):
         _cards().CudaUtils()
 
@@ -92,15 +95,8 @@ def _compile(asked: tuple[int, str, str, str]) -> int | None:
     return place
 
 
-def main() -> None:
-    with suppress(ImportError):  # benchmarks carry no more than they need
-        importlib.import_module("setproctitle").setproctitle("headrace: compilers")
-    die_with_parent(int(sys.argv[1]))
-    _prepare()
-    words = sys.stdin.buffer.read()
-    if not words:
-        return
-    order = msgspec.json.decode(words, type=Order)
+def _compile_all(order: Order) -> Iterator[int]:
+    """The place of each as soon as it is there. None after a process of ours ended, whatever ended it."""
     driver.set_active(_NoCard(GPUTarget(*order.target)))
     for module, name, _ in order.kernels:
         # Triton's name for it in its cache hangs on what was named before: here as there, in the order of asking.
@@ -109,11 +105,28 @@ def main() -> None:
     # So that no long one is begun last.
     asked.sort(key=lambda each: -len(_kernel(*each[1:3]).src))
     processes = max(1, min(len(asked), len(os.sched_getaffinity(0))))
-    with get_context("fork").Pool(processes, die_with_parent, (os.getpid(),)) as pool:
-        for place in pool.imap_unordered(_compile, asked):
+    with ProcessPoolExecutor(processes, get_context("fork"), die_with_parent, (os.getpid(),)) as pool:
+        for done in as_completed([pool.submit(_compile, each) for each in asked]):
+            if done.exception() is not None:
+                return
+            place = done.result()
             if place is not None:
-                sys.stdout.write(f"{place}\n")
-                sys.stdout.flush()
+                yield place
+
+
+def main() -> None:
+    # What compilers say is not for the asker.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    with suppress(ImportError):  # benchmarks carry no more than they need
+        importlib.import_module("setproctitle").setproctitle("headrace: compilers")
+    die_with_parent(int(sys.argv[1]))
+    _prepare()
+    words = sys.stdin.buffer.read()
+    if words:
+        for place in _compile_all(msgspec.json.decode(words, type=Order)):
+            answers.write(f"{place}\n")
+            answers.flush()
 
 
 if __name__ == "__main__":

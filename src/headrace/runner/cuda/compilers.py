@@ -2,7 +2,7 @@
 
 In threads they wait for each other, for much of a compilation holds Python's lock. One process is started before its
 parent imports torch, so that it has all kernels at hand when it is asked, and divides into as many as there are cores; it
-touches no card. Nobody depends on it: what it did not compile its parent does. Knows neither torch nor Triton.
+touches no card. Nobody depends on it: what it did not compile its parent does. Imports neither torch nor Triton.
 """
 
 import os
@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 
 import msgspec
 from msgspec import Struct
@@ -24,31 +25,36 @@ class Order(Struct, frozen=True):
 
 
 class Compilers:
-    """For one order."""
+    """For one order. Where no process can be started nothing is compiled."""
 
     def __init__(self) -> None:
-        argv = [sys.executable, "-m", "headrace.runner.cuda.compile_child", str(os.getpid())]
-        self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._num_asked = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        argv = [sys.executable, "-P", "-m", "headrace.runner.cuda.compile_child", str(os.getpid())]
+        if find_spec("triton") is not None:
+            with suppress(OSError):
+                self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(self, order: Order) -> None:
-        """Does not wait."""
-        assert self._process.stdin is not None
+        """Waits at most until the process has imported what it needs."""
         self._num_asked = len(order.kernels)
-        with suppress(OSError):  # it is gone, and `compiled` will say so
-            self._process.stdin.write(msgspec.json.encode(order))
-            self._process.stdin.close()
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(OSError):  # it is gone, and `compiled` will say so
+                self._process.stdin.write(msgspec.json.encode(order))
+                self._process.stdin.close()
 
     def compiled(self) -> Iterator[int]:
         """The places of kernels in the order, each as soon as it is in Triton's cache. Fewer than all where a kernel could
         not be compiled or the process ended."""
-        assert self._process.stdout is not None
-        for _, line in zip(range(self._num_asked), self._process.stdout, strict=False):
-            yield int(line)
+        if self._process is not None and self._process.stdout is not None:
+            for _, line in zip(range(self._num_asked), self._process.stdout, strict=False):
+                yield int(line)
 
     def close(self) -> None:
         """End it, whatever it does. May be called again."""
         process = self._process
+        if process is None:
+            return
         process.kill()
         process.wait()
         for pipe in (process.stdin, process.stdout):

@@ -244,9 +244,7 @@ class CudaRunner:
 
     def _rehearse_blank(self) -> None:
         source = in_eights(blank_weights) if self._fp8 else blank_weights
-        with torch.inference_mode(), self._lane.scope():
-            weights = source(self._shape, self._lane.device, self._dtype)
-        self._rehearse(weights)
+        self._rehearse(source(self._shape, self._lane.device, self._dtype))
 
     def _rehearse(self, weights: Weights) -> int:
         """Run every layout with these weights and few blocks; how many there are."""

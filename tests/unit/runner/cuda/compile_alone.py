@@ -1,15 +1,18 @@
 # mypy: disable-error-code="import-not-found,import-untyped"
 """Kernels compiled ahead for a card that is not here: a program of its own, for Triton's interpreter must be off.
 
-usage: python -m tests.unit.runner.cuda.compile_alone [killed|fails]
+usage: python -m tests.unit.runner.cuda.compile_alone [killed|fails|"loses one"]
 Writes what happened as JSON: what was launched inside and after, what this process compiled inside and after, and whether
 the process that compiles is gone.
 """
 
 import json
+import os
+import signal
 import sys
 import time
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,6 +50,33 @@ class _Card:
 class _Trouble(Exception): ...
 
 
+def _forked(compilers: Compilers, patience_s: float = 60.0) -> list[int]:
+    """The processes that the child has divided into, as soon as there is one."""
+    child = _child(compilers)
+    since_s = time.perf_counter()
+    while time.perf_counter() - since_s < patience_s:
+        found = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
+        if found:
+            return [int(pid) for pid in found]
+        time.sleep(0.001)
+    raise AssertionError("it never divided")
+
+
+def _child(compilers: Compilers) -> Any:
+    assert compilers._process is not None
+    return compilers._process
+
+
+def _are_gone(pids: list[int]) -> bool:
+    """A process that nobody waited for is gone as well."""
+    states = [Path(f"/proc/{pid}/stat") for pid in pids]
+    for _ in range(200):
+        if not any(state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z" for state in states):
+            return True
+        time.sleep(0.05)
+    return False
+
+
 def main(trouble: str) -> dict[str, object]:
     compilers = Compilers()
     from triton import knobs
@@ -78,13 +108,17 @@ def main(trouble: str) -> dict[str, object]:
         fastest_product(rows, torch.eye(64, dtype=torch.bfloat16), None, product)
         began.append(float(product.sum()))
 
-    caught = ""
+    caught, forked = "", []
     if trouble == "killed":
-        compilers._process.kill()
+        _child(compilers).kill()
     since_s = time.perf_counter()
     try:
         with ahead.compiling(work, torch.device("cpu"), compilers):
             inside = [list(card.launched), list(compiled)]
+            if trouble in ("fails", "loses one"):
+                forked = _forked(compilers)
+            if trouble == "loses one":
+                os.kill(forked[0], signal.SIGKILL)
             if trouble == "fails":
                 raise _Trouble("weights that are none")
     except _Trouble as error:
@@ -99,7 +133,7 @@ def main(trouble: str) -> dict[str, object]:
         "launched": card.launched,
         "caught": caught,
         "quick": took_s < 20,
-        "gone": compilers._process.poll() is not None,
+        "gone": _child(compilers).poll() is not None and _are_gone(forked),
     }
 
 

@@ -1,6 +1,7 @@
 """Kernels compiled by other processes while weights are read. What they are compiled for needs not be here."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import torch
 from msgspec.structs import replace
 
 from headrace.core.config import EngineConfig
+from headrace.runner.cuda import compilers as compilers_module
 from headrace.runner.cuda import products
 from headrace.runner.cuda.compilers import Compilers, Order
 from headrace.runner.cuda.lane import HostLane
@@ -22,6 +24,7 @@ from headrace.runner.cuda.runner import CudaRunner
 from headrace.runner.cuda.weights import Weights, blank_weights, from_checkpoint, weights_bytes
 from tests.unit.runner.torch.model_rig import TensorCheckpoint, model
 
+ROOT = Path(__file__).resolve().parents[4]
 OURS = ["_silu_mul", "_first", "_second"]
 
 
@@ -30,6 +33,8 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
     """The program, with an empty cache of Triton's before its first run."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TRITON_INTERPRET", "0")
+    # Children do not import from where they are.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, sys.path)]))
 
     def run(*words: str) -> dict[str, Any]:
         argv = [sys.executable, "-m", "tests.unit.runner.cuda.compile_alone", *words]
@@ -55,6 +60,17 @@ def test_what_nobody_compiled_is_compiled_here(alone: Callable[..., dict[str, An
     assert (found["compiled"], found["later"], found["launched"]) == (sorted(OURS), [], OURS)
 
 
+def test_a_process_that_dies_while_it_compiles_is_not_waited_for(alone: Callable[..., dict[str, Any]]) -> None:
+    found = alone("loses one")
+    assert found["quick"] and found["gone"]
+    assert (found["later"], found["launched"]) == ([], OURS)
+
+
+def test_what_compilers_say_is_no_answer(alone: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_DUMP_PTXAS_LOG", "1")
+    assert alone()["launched"] == OURS
+
+
 def test_a_failure_meanwhile_ends_it(alone: Callable[..., dict[str, Any]]) -> None:
     found = alone("fails")
     assert found["caught"] == "weights that are none"
@@ -63,12 +79,28 @@ def test_a_failure_meanwhile_ends_it(alone: Callable[..., dict[str, Any]]) -> No
     assert found["launched"] == OURS
 
 
+ORDER = Order(("cuda", 90, 32), [("no.module", "_kernel", "{}")])
+
+
 def test_a_process_that_died_has_compiled_nothing() -> None:
     compilers = Compilers()
+    assert compilers._process is not None
     compilers._process.kill()
-    compilers.ask(Order(("cuda", 90, 32), [("no.module", "_kernel", "{}")]))
+    compilers.ask(ORDER)
     assert list(compilers.compiled()) == []
     compilers.close()
+    compilers.close()
+
+
+@pytest.mark.parametrize("lack", ["triton", "process"])
+def test_where_nothing_can_be_started_nothing_is_compiled(lack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if lack == "triton":
+        monkeypatch.setattr(compilers_module, "find_spec", lambda name: None)
+    else:
+        monkeypatch.setattr(sys, "executable", "/no/such/python")
+    compilers = Compilers()
+    compilers.ask(ORDER)
+    assert list(compilers.compiled()) == []
     compilers.close()
 
 

@@ -5,7 +5,7 @@ takes one after the other. Knows no kernel; whoever asks shows which are launche
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
@@ -25,21 +25,18 @@ def compiling(work: Callable[[], object], device: torch.device, compilers: Compi
     memory. That is compiled, and each kind of product made once, beside what the caller does inside, who launches nothing
     of it; at the end all of it can be launched. The caller may be reading weights in threads, which wait for Python's
     lock: there are few threads here, and they hold it little."""
-    with products_noted() as products:
-        asked = _asked_by(work)
-    compilers.ask(_order(asked))
-    with ThreadPoolExecutor(2, "compile", torch.cuda.set_device, (device,)) as pool:
-        try:
-            making = pool.submit(_make, tuple(products), torch.cuda.current_stream(device))
-            # They hold memory.
-            products.clear()
-            loading = pool.submit(_load_compiled, asked, compilers)
-            yield
-            making.result()
-            for kernel, told in loading.result():
-                _load(kernel, told)
-        finally:
-            compilers.close()
+    with ThreadPoolExecutor(2, "compile", torch.cuda.set_device, (device,)) as pool, closing(compilers):
+        with products_noted() as products:
+            asked = _asked_by(work)
+        compilers.ask(_order(asked))
+        making = pool.submit(_make, tuple(products), torch.cuda.current_stream(device))
+        # They hold memory.
+        products.clear()
+        loading = pool.submit(_load_compiled, asked, compilers)
+        yield
+        making.result()
+        for kernel, told in loading.result():
+            _load(kernel, told)
 
 
 def _make(products: tuple[Callable[[], None], ...], stream: torch.cuda.Stream) -> None:
@@ -79,4 +76,4 @@ def _asked_by(work: Callable[[], object]) -> list[_Asked]:
 
 def _load(kernel: Any, told: str) -> None:
     """From Triton's cache, where it is; else it is compiled. What launches it is asked for, so the card has it then."""
-    assert kernel.preload(told).run
+    _ = kernel.preload(told).run
