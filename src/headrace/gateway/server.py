@@ -90,8 +90,7 @@ async def serve(
     tasks = [asyncio.create_task(app.context.pulse.run()), asyncio.create_task(server.watch_connections(config))]
     if certificate is not None:
         tasks.append(asyncio.create_task(certificate.watch()))
-    doors = [*sockets, *(one.dup() for one in sockets for _ in range(1, DOORS))]
-    running = asyncio.create_task(server.serve(doors))
+    running = asyncio.create_task(server.serve(_doors(sockets)))
     stopping = asyncio.create_task(stop.wait())
     retiring = asyncio.create_task((retire or asyncio.Event()).wait())
     try:
@@ -122,6 +121,15 @@ async def serve(
         for task in (*tasks, stopping, retiring):
             task.cancel()
         await asyncio.gather(*tasks, stopping, retiring, return_exceptions=True)
+
+
+def _doors(sockets: Sequence[socket.socket]) -> list[socket.socket]:
+    """Each as often as it listens. Whether a socket waits is one setting for all processes that have it, and a copy is made
+    to wait as its original does: while this one starts, another gateway that lost a race for a connection would wait for
+    the next, and do nothing else."""
+    for one in sockets:
+        one.setblocking(False)
+    return [*sockets, *(one.dup() for one in sockets for _ in range(1, DOORS))]
 
 
 def _bound_unsent(sockets: Sequence[socket.socket], size_bytes: int) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import socket
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from headrace.gateway.certificate import Certificate
+from headrace.gateway.server import DOORS, _doors
 from headrace.streams.record import Ending, Part, Usage
 from tests.unit.gateway.live import PATIENCE_S, Live, Wire, play, running
 from tests.unit.gateway.stub import KEY, StubService, gateway
@@ -109,6 +112,20 @@ def test_one_that_is_replaced_leaves_what_is_kept_and_ends_what_is_not() -> None
             service.streams[0].end(Ending(Usage()))  # as if another had gone on with it: the rest of this scene may end
 
     play(story())
+
+
+def test_a_server_that_starts_makes_no_other_wait_on_their_socket() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as theirs:
+        theirs.setblocking(False)
+        # As a process has it that was given its number.
+        ours = socket.socket(fileno=os.dup(theirs.fileno()))
+        doors = _doors([ours])
+        assert not os.get_blocking(theirs.fileno())
+        assert len({door.fileno() for door in doors}) == len(doors) == DOORS
+        with pytest.raises(BlockingIOError):
+            theirs.accept()
+        for door in doors:
+            door.close()
 
 
 def test_a_client_that_hangs_up_is_noticed_while_nothing_is_sent() -> None:
