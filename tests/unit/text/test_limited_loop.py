@@ -118,14 +118,15 @@ def test_quick_jobs_go_together_and_each_has_its_own_answer(
     run(story)
 
 
-@pytest.mark.parametrize(("bad", "match"), [("{{ 'a' * 10 ** 9 }}", "memory"), (LOOP, r"0\.3 s")])
+@pytest.mark.parametrize(("bad", "match"), [("{{ 'a' * 10 ** 9 }}", "memory"), (LOOP, r"\b2 s")])
 def test_one_that_goes_wrong_among_others_is_the_only_one_to_fail(
     pool: LimitedPool, run: Callable[[Story], Any], bad: str, match: str
 ) -> None:
     async def story() -> list[Any]:
         await render(pool, "x")
         texts = ["first", "a", bad, "b", "c"]
-        jobs = [render(pool, text, quick=True, limit_s=0.3) for text in texts]
+        # The others' time as well, some of them in a process that is yet to start.
+        jobs = [render(pool, text, quick=True, limit_s=2.0) for text in texts]
         return await asyncio.gather(*jobs, return_exceptions=True)
 
     first, a, failed, b, c = run(story)
