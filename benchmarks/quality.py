@@ -22,7 +22,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-from headrace.cli.local import share_cores
+from headrace.cli.cores import share_cores
 from headrace.cli.models import find_or_fetch
 
 TEXT = ROOT / "benchmarks" / "data" / "jargon.txt"

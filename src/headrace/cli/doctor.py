@@ -27,7 +27,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
 ) -> None:
     """Say what this machine has and what Headrace makes of it. Loads no weights; takes a few seconds."""
-    from headrace.cli.local import share_cores
+    from headrace.cli.cores import share_cores
 
     share_cores()
     findings = {"machine": _machine(), "software": _software(), "models": _models(), "kernels": _kernels(model, dtype)}

@@ -5,7 +5,6 @@ The composition root of every command that needs a model without a service. Owns
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from headrace.cli.console import note
+from headrace.cli.cores import share_cores
 from headrace.cli.models import find_or_fetch, progress_bar
 from headrace.core.clock import SystemClock
 from headrace.core.config import EngineConfig
@@ -85,13 +85,6 @@ def open_local(name: str, settings: LoadSettings) -> Iterator[LocalModel]:
         for line in loaded.notes:
             note(line)
         yield _wire(stack, name, checkpoint, loaded, started_s)
-
-
-def share_cores() -> None:
-    """Threads that wait for work may spin for some microseconds and then must sleep: other processes need these
-    cores. Read once, when torch is loaded."""
-    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def _wire(stack: ExitStack, name: str, checkpoint: Checkpoint, loaded: LoadedModel, started_s: float) -> LocalModel:

@@ -16,7 +16,7 @@ import msgspec
 import typer
 from msgspec.structs import replace
 
-from headrace.cli.local import share_cores
+from headrace.cli.cores import share_cores
 from headrace.cli.models import find_or_fetch
 from headrace.cli.sweep import THRESHOLDS, Sweep
 from headrace.core.config import LOG_LEVELS, PROMISES, RUNNERS, EngineConfig, ModelConfig, TenantConfig

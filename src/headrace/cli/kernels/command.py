@@ -29,8 +29,8 @@ def kernels(
 
     Loads no model. What is computed is not checked here: that is what tests are for.
     """
+    from headrace.cli.cores import share_cores
     from headrace.cli.kernels.roofline import SHAPES
-    from headrace.cli.local import share_cores
 
     if shape and shape not in SHAPES:
         raise InvalidInput(f"--shape must be one of {', '.join(SHAPES)}", param="--shape")
