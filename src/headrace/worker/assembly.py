@@ -78,14 +78,15 @@ def load_model(checkpoint: Checkpoint, settings: LoadSettings, progress: Progres
 def load_weights(checkpoint: Checkpoint, settings: LoadSettings, progress: Progress | None = None) -> LoadedModel:
     """`load_model` without timing its steps: the profile is a guess."""
     from headrace.runner.cuda.compilers import Compilers
-    from headrace.runner.cuda.presence import choose_device, look_for_card, may_have_card
+    from headrace.runner.cuda.presence import choose_device, look_for_card, may_take_card, wake_card
 
     with ExitStack() as stack:
         compilers = None
-        if settings.device != "cpu" and may_have_card():
+        if may_take_card(settings.device, settings.dtype, checkpoint.shape):
             # What a card then reads it reads faster than it could be hashed; torch is imported meanwhile.
             checkpoint.hash_ahead()
             compilers = stack.enter_context(closing(Compilers()))
+            wake_card(settings.card)
         look = look_for_card()
         device = choose_device(settings.device, settings.dtype, checkpoint.shape, look)
         config = engine_config(checkpoint, settings, device)

@@ -99,11 +99,12 @@ def test_the_lexicon_is_made_beside_the_load_and_after_the_weights_are_read(
         mounting.mount_torch(checkpoint.path, ModelConfig("m"), (), lambda part, words: None)
 
 
-@pytest.mark.parametrize(("device", "driver", "begun"), [("auto", True, 1), ("auto", False, 0), ("cpu", True, 0)])
+@pytest.mark.parametrize("begun", [0, 1])
 def test_files_are_hashed_and_compilers_begin_only_where_there_may_be_a_card(
-    checkpoint: TensorCheckpoint, monkeypatch: pytest.MonkeyPatch, device: str, driver: bool, begun: int
+    checkpoint: TensorCheckpoint, monkeypatch: pytest.MonkeyPatch, begun: int
 ) -> None:
     asked: list[int] = []
+    woken: list[int] = []
     compiling: list[str] = []
 
     class Noted:
@@ -118,8 +119,10 @@ def test_files_are_hashed_and_compilers_begin_only_where_there_may_be_a_card(
 
     monkeypatch.setattr(checkpoint, "hash_ahead", lambda: asked.append(1))
     monkeypatch.setattr(compilers, "Compilers", Noted)
-    monkeypatch.setattr(presence, "may_have_card", lambda: driver)
+    monkeypatch.setattr(presence, "may_take_card", lambda *_: bool(begun))
+    monkeypatch.setattr(presence, "wake_card", woken.append)
     monkeypatch.setattr(presence, "look_for_card", look)
     with pytest.raises(InvalidInput, match=f"after {begun}"):
-        load_weights(checkpoint, LoadSettings(device=device))
+        load_weights(checkpoint, LoadSettings(card=3))
     assert compiling == begun * ["begun", "closed"]
+    assert woken == begun * [3]

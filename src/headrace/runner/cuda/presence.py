@@ -1,16 +1,18 @@
 """Whether this machine has a card that the CUDA runner can use, and which device a model runs on then.
 
-Owns the choice and its words. Looks at torch and Triton; takes no memory of the card.
+Owns the choice and its words. Looks at torch and Triton; of the card's memory it takes what every process on it takes.
 """
 
-from ctypes import CDLL
+from contextlib import suppress
+from ctypes import CDLL, byref, c_int, c_void_p
 from importlib import import_module
 from importlib.util import find_spec
+from threading import Thread
 
 from msgspec import Struct
 
 from headrace.core.config import DEVICES
-from headrace.core.errors import InvalidInput, InvalidModel
+from headrace.core.errors import HeadraceError, InvalidInput, InvalidModel
 from headrace.weights.shape import ModelShape
 
 DTYPES = ("auto", "bf16", "fp8")
@@ -29,13 +31,31 @@ class CardLook(Struct, frozen=True):
     no_fp8: str = ""
 
 
-def may_have_card() -> bool:
-    """Whether there is a driver; known before torch is imported, which takes seconds."""
+def may_take_card(device: str, dtype: str, shape: ModelShape) -> bool:
+    """Whether there is a driver, and a model that would run on its card; known before torch is imported, which takes
+    seconds."""
     try:
         CDLL(_DRIVER)
-    except OSError:
+        return choose_device(device, dtype, shape, CardLook(True, "")) == "cuda"
+    except (OSError, HeadraceError):
         return False
-    return True
+
+
+def wake_card(index: int) -> Thread:
+    """Start the driver and this process's part of a card in a thread; torch then finds them there. Both take some tenths of
+    a second without Python's lock, in which torch may be imported. What fails here fails again where somebody asks."""
+
+    def wake() -> None:
+        with suppress(OSError):
+            driver, count, card, context = CDLL(_DRIVER), c_int(), c_int(), c_void_p()
+            if driver.cuInit(0) or driver.cuDeviceGetCount(byref(count)) or not count.value:
+                return
+            driver.cuDeviceGet(byref(card), index % count.value)
+            driver.cuDevicePrimaryCtxRetain(byref(context), card)
+
+    thread = Thread(target=wake, name="wake card", daemon=True)
+    thread.start()
+    return thread
 
 
 def look_for_card() -> CardLook:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from headrace.core.errors import HeadraceError, InvalidInput, InvalidModel
 from headrace.runner.cuda import presence
 from headrace.runner.cuda.fingerprint import fingerprint, kernels_version
-from headrace.runner.cuda.presence import CardLook, choose_device, look_for_card, may_have_card
+from headrace.runner.cuda.presence import CardLook, choose_device, look_for_card, may_take_card, wake_card
 from headrace.weights.shape import ExpertShape, ModelShape
 
 SHAPE = ModelShape("llama", 576, 30, 9, 3, 64, 1536, 49152, 8192, 1e-5, 1e5)
@@ -23,6 +23,7 @@ EXPERTS = replace(SHAPE, experts=ExpertShape(8, 2, 1536))
 UNEVEN = replace(SHAPE, intermediate_size=1500)
 NONE = CardLook(False, "torch sees no CUDA card")
 CPU = torch.device("cpu")
+NO_LIBRARY = "libnobody.so.1"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,61 @@ def test_the_version_of_kernels_is_that_of_their_sources(monkeypatch: pytest.Mon
     assert kernels_version() != before
 
 
-def test_a_driver_is_looked_for_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    for library, found in (("libc.so.6", True), ("libnobody.so.1", False)):
+@pytest.mark.parametrize(
+    ("device", "dtype", "shape", "taken"),
+    [
+        ("auto", "auto", SHAPE, True),
+        ("cuda", "fp8", SHAPE, True),
+        ("cpu", "auto", SHAPE, False),
+        ("auto", "int8", SHAPE, False),
+        ("auto", "auto", EXPERTS, False),
+        ("cuda", "auto", ODD, False),
+    ],
+)
+def test_a_card_is_looked_for_without_torch(
+    device: str, dtype: str, shape: ModelShape, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for library, found in (("libc.so.6", taken), (NO_LIBRARY, False)):
         monkeypatch.setattr(presence, "_DRIVER", library)
-        assert may_have_card() is found
+        assert may_take_card(device, dtype, shape) is found
+
+
+class Driver:
+    """Of so many cards; what was taken of them."""
+
+    def __init__(self, cards: int, broken: bool = False) -> None:
+        self.cards, self.broken = cards, broken
+        self.taken: list[int] = []
+
+    def cuInit(self, flags: int) -> int:  # noqa: N802 - the driver's name
+        return 999 if self.broken else 0
+
+    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802 - the driver's name
+        count._obj.value = self.cards
+        return 0
+
+    def cuDeviceGet(self, card: Any, index: int) -> int:  # noqa: N802 - the driver's name
+        card._obj.value = index
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context: Any, card: Any) -> int:  # noqa: N802 - the driver's name
+        self.taken.append(card.value)
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("driver", "index", "taken"),
+    [(Driver(1), 0, [0]), (Driver(3), 4, [1]), (Driver(0), 0, []), (Driver(2, broken=True), 0, [])],
+)
+def test_the_card_that_will_be_used_is_woken(
+    driver: Driver, index: int, taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "CDLL", lambda name: driver)
+    wake_card(index).join()
+    assert driver.taken == taken
+
+
+def test_without_a_driver_there_is_nothing_to_wake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presence, "_DRIVER", NO_LIBRARY)
+    # What a thread raises fails the test.
+    wake_card(0).join()
