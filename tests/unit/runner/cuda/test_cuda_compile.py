@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,18 @@ def test_where_nothing_can_be_started_nothing_is_compiled(lack: str, monkeypatch
     compilers.ask(ORDER)
     assert list(compilers.compiled()) == []
     compilers.close()
+
+
+@pytest.mark.parametrize("more", [(), ("C",)], ids=["as it is", "with a language"])
+def test_what_launches_a_kernel_is_built_plainly(more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.runner.cuda.compile_child import build_quickly
+
+    build: Any = import_module("triton.runtime.build")
+    told: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(build, "_build", lambda *given: told.append(given))
+    build_quickly()
+    build._build("name", "source", "folder", [], ["headers"], ["cuda"], ["-g"], *more)
+    assert told == [("name", "source", "folder", [], ["headers"], ["cuda"], ["-g", "-O0"], *more)]
 
 
 def test_products_are_noted_once_of_each_kind() -> None:
