@@ -4,8 +4,8 @@ usage: python benchmarks/gpu/serve_http.py [--shape 8b|tiny] [--device cuda|cpu]
 Writes a model's folder, runs `headrace bench engine` on it, starts `headrace serve` with two gateways and its journal in
 Redis, and lets all clients, in processes of their own, ask at once. What must hold: tokens/s over HTTP at least 85 % of
 the engine's, and ready within 15 s of the process's start, its files in the system's cache: the first time, when no kernel
-has been compiled, and the second. Who used how much of a core is told. The whole of it runs on a CPU: --shape tiny
---device cpu.
+has been compiled, and the second. Packages have their bytecode then, as pip leaves them; with --as-found they are left as
+they are. Who used how much of a core is told. The whole of it runs on a CPU: --shape tiny --device cpu.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
+from bytecode import make_bytecode
 from random_folder import SHAPES, first_special_id, write_random_folder
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
@@ -310,6 +311,9 @@ def measure(options: argparse.Namespace, folder: Path, home: Path, found: dict[s
             programs = options.redis or [program for program in [shutil.which("redis-server")] if program]
             journal, pid = stack.enter_context(redis(programs))
             redis_pids = [pid]
+        if not options.as_found:
+            made = found["bytecode"] = make_bytecode()
+            say("packages that had no bytecode", f"{len(made['made_for'])}, made in {made['seconds']:.1f} s")
         since_s = time.perf_counter()
         size = write_random_folder(folder, shape, options.shards)
         written_s = time.perf_counter() - since_s
@@ -392,6 +396,7 @@ def main() -> int:
     parser.add_argument("--output", type=int)
     parser.add_argument("--shards", type=int, default=4, help="as Llama-3-8B comes in")
     parser.add_argument("--folder", type=Path, help="where the model goes; a temporary folder if not said")
+    parser.add_argument("--as-found", action="store_true", help="packages without bytecode are left so")
     parser.add_argument("--commit", default="")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -10,6 +10,8 @@ import platform
 import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import cache_from_source
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -65,9 +67,18 @@ def _software() -> dict[str, Any]:
             found[name] = version(name)
         except PackageNotFoundError:
             found[name] = "missing"
+    found["bytecode"] = bytecode_words(torch.__file__)
     found["torch threads"] = torch.get_num_threads()
     found["torch cpu"] = torch.backends.cpu.get_cpu_capability()
     return found
+
+
+def bytecode_words(module: str) -> str:
+    """Of torch, which takes longest to import. Asked after it was: where Python may write it, it is there now."""
+    if Path(cache_from_source(module)).is_file():
+        return "kept"
+    folder = as_text(Path(module).parent)
+    return f"torch has none and is compiled at every start, which takes seconds: python -m compileall -q {folder}"
 
 
 def _models() -> dict[str, Any]:
