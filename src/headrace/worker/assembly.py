@@ -78,7 +78,7 @@ def load_model(checkpoint: Checkpoint, settings: LoadSettings, progress: Progres
 def load_weights(checkpoint: Checkpoint, settings: LoadSettings, progress: Progress | None = None) -> LoadedModel:
     """`load_model` without timing its steps: the profile is a guess."""
     from headrace.runner.cuda.compilers import Compilers
-    from headrace.runner.cuda.presence import choose_device, look_for_card, may_take_card, wake_card
+    from headrace.runner.cuda.presence import WokenCard, choose_device, look_for_card, may_take_card
 
     with ExitStack() as stack:
         compilers = None
@@ -86,7 +86,7 @@ def load_weights(checkpoint: Checkpoint, settings: LoadSettings, progress: Progr
             # What a card then reads it reads faster than it could be hashed; torch is imported meanwhile.
             checkpoint.hash_ahead()
             compilers = stack.enter_context(closing(Compilers()))
-            wake_card(settings.card)
+            stack.enter_context(closing(WokenCard(settings.card)))
         look = look_for_card()
         device = choose_device(settings.device, settings.dtype, checkpoint.shape, look)
         config = engine_config(checkpoint, settings, device)

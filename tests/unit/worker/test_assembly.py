@@ -1,6 +1,7 @@
 """A model put together for the device that was asked for, or that there is."""
 
 from threading import Event
+from typing import Any
 
 import pytest
 
@@ -104,25 +105,29 @@ def test_files_are_hashed_and_compilers_begin_only_where_there_may_be_a_card(
     checkpoint: TensorCheckpoint, monkeypatch: pytest.MonkeyPatch, begun: int
 ) -> None:
     asked: list[int] = []
-    woken: list[int] = []
-    compiling: list[str] = []
+    noted: list[Any] = []
 
     class Noted:
-        def __init__(self) -> None:
-            compiling.append("begun")
+        def __init__(self, *given: int) -> None:
+            self.given = given
+            noted.append(("begun", *given))
 
         def close(self) -> None:
-            compiling.append("closed")
+            noted.append(("closed", *self.given))
+
+    def may_take(*given: object) -> bool:
+        noted.append(given)
+        return bool(begun)
 
     def look() -> CardLook:
         raise InvalidInput(f"torch is imported after {len(asked)}")
 
     monkeypatch.setattr(checkpoint, "hash_ahead", lambda: asked.append(1))
     monkeypatch.setattr(compilers, "Compilers", Noted)
-    monkeypatch.setattr(presence, "may_take_card", lambda *_: bool(begun))
-    monkeypatch.setattr(presence, "wake_card", woken.append)
+    monkeypatch.setattr(presence, "may_take_card", may_take)
+    monkeypatch.setattr(presence, "WokenCard", Noted)
     monkeypatch.setattr(presence, "look_for_card", look)
     with pytest.raises(InvalidInput, match=f"after {begun}"):
-        load_weights(checkpoint, LoadSettings(card=3))
-    assert compiling == begun * ["begun", "closed"]
-    assert woken == begun * [3]
+        load_weights(checkpoint, LoadSettings(device="cuda", dtype="bf16", card=3))
+    assert noted.pop(0) == ("cuda", "bf16", checkpoint.shape)
+    assert noted == begun * [("begun",), ("begun", 3), ("closed", 3), ("closed",)]

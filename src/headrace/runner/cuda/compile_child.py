@@ -66,13 +66,13 @@ def _prepare() -> None:
     """Import every kernel, build what Triton asks cards with, and learn what the first compilation in a process learns: those
     forked know it."""
     sys.modules["torch"] = _NoTorch("torch")
-    build_quickly()
     importlib.import_module("headrace.runner.cuda.exact_ops")
     source = ASTSource(_store, {"to": "*i32", "number": "constexpr"}, {"number": 1})
     with suppress(OSError):  # a cache that cannot be written has them all, or its asker will complain
         triton.compile(source, target=GPUTarget("cuda", 80, 32))
     with suppress(Exception):
         _cards().CudaUtils()
+    build_quickly()
 
 
 def build_quickly() -> None:
@@ -83,7 +83,7 @@ def build_quickly() -> None:
 
     def build_plainly(*given, **named):
         # The seventh are flags; of several for one thing the last counts.
-        return build(*given[:6], [*given[6], "-O0"], *given[7:], **named)
+        return build(*given[:6], *([*flags, "-O0"] for flags in given[6:7]), *given[7:], **named)
 
     if build is not None:
         module._build = build_plainly

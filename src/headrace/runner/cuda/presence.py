@@ -1,8 +1,9 @@
 """Whether this machine has a card that the CUDA runner can use, and which device a model runs on then.
 
-Owns the choice and its words. Looks at torch and Triton; of the card's memory it takes what every process on it takes.
+Owns the choice and its words, and a card that was woken for it until it is given back. Looks at torch and Triton.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from ctypes import CDLL, byref, c_int, c_void_p
 from importlib import import_module
@@ -32,30 +33,40 @@ class CardLook(Struct, frozen=True):
 
 
 def may_take_card(device: str, dtype: str, shape: ModelShape) -> bool:
-    """Whether there is a driver, and a model that would run on its card; known before torch is imported, which takes
+    """Whether there are Triton, a driver, and a model that would run on its card; known before torch is imported, which takes
     seconds."""
     try:
+        if find_spec("triton") is None or choose_device(device, dtype, shape, CardLook(True, "")) != "cuda":
+            return False
         CDLL(_DRIVER)
-        return choose_device(device, dtype, shape, CardLook(True, "")) == "cuda"
     except (OSError, HeadraceError):
         return False
+    return True
 
 
-def wake_card(index: int) -> Thread:
-    """Start the driver and this process's part of a card in a thread; torch then finds them there. Both take some tenths of
-    a second without Python's lock, in which torch may be imported. What fails here fails again where somebody asks."""
+class WokenCard:
+    """A driver that starts and a card that is taken in a thread, so that torch finds them there. Both take some tenths of a
+    second without Python's lock, in which it may be imported. What fails here fails again where somebody asks."""
 
-    def wake() -> None:
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._release: Callable[[], object] = lambda: None
+        self._thread = Thread(target=self._wake, name="wake card", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Give it back. Who computes on it has taken it, too, by then."""
+        self._thread.join()
+        self._release()
+
+    def _wake(self) -> None:
         with suppress(OSError):
             driver, count, card, context = CDLL(_DRIVER), c_int(), c_int(), c_void_p()
             if driver.cuInit(0) or driver.cuDeviceGetCount(byref(count)) or not count.value:
                 return
-            driver.cuDeviceGet(byref(card), index % count.value)
-            driver.cuDevicePrimaryCtxRetain(byref(context), card)
-
-    thread = Thread(target=wake, name="wake card", daemon=True)
-    thread.start()
-    return thread
+            driver.cuDeviceGet(byref(card), self._index % count.value)
+            if not driver.cuDevicePrimaryCtxRetain(byref(context), card):
+                self._release = lambda: driver.cuDevicePrimaryCtxRelease_v2(card)
 
 
 def look_for_card() -> CardLook:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from headrace.core.errors import HeadraceError, InvalidInput, InvalidModel
 from headrace.runner.cuda import presence
 from headrace.runner.cuda.fingerprint import fingerprint, kernels_version
-from headrace.runner.cuda.presence import CardLook, choose_device, look_for_card, may_take_card, wake_card
+from headrace.runner.cuda.presence import CardLook, WokenCard, choose_device, look_for_card, may_take_card
 from headrace.weights.shape import ExpertShape, ModelShape
 
 SHAPE = ModelShape("llama", 576, 30, 9, 3, 64, 1536, 49152, 8192, 1e-5, 1e5)
@@ -188,14 +188,14 @@ def test_a_card_is_looked_for_without_torch(
 
 
 class Driver:
-    """Of so many cards; what was taken of them."""
+    """Of so many cards, broken or taken by somebody else; what was done with them."""
 
-    def __init__(self, cards: int, broken: bool = False) -> None:
-        self.cards, self.broken = cards, broken
-        self.taken: list[int] = []
+    def __init__(self, cards: int, state: str) -> None:
+        self.cards, self.is_broken, self.is_taken = cards, state == "broken", state == "taken"
+        self.calls: list[tuple[str, int]] = []
 
     def cuInit(self, flags: int) -> int:  # noqa: N802 - the driver's name
-        return 999 if self.broken else 0
+        return 999 if self.is_broken else 0
 
     def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802 - the driver's name
         count._obj.value = self.cards
@@ -206,23 +206,36 @@ class Driver:
         return 0
 
     def cuDevicePrimaryCtxRetain(self, context: Any, card: Any) -> int:  # noqa: N802 - the driver's name
-        self.taken.append(card.value)
+        if self.is_taken:
+            return 46
+        self.calls.append(("taken", card.value))
+        return 0
+
+    def cuDevicePrimaryCtxRelease_v2(self, card: Any) -> int:  # noqa: N802 - the driver's name
+        self.calls.append(("given back", card.value))
         return 0
 
 
 @pytest.mark.parametrize(
-    ("driver", "index", "taken"),
-    [(Driver(1), 0, [0]), (Driver(3), 4, [1]), (Driver(0), 0, []), (Driver(2, broken=True), 0, [])],
+    ("cards", "state", "index", "card"),
+    [(1, "", 0, 0), (3, "", 4, 1), (0, "", 0, None), (2, "broken", 0, None), (2, "taken", 0, None)],
 )
-def test_the_card_that_will_be_used_is_woken(
-    driver: Driver, index: int, taken: list[int], monkeypatch: pytest.MonkeyPatch
+def test_the_card_that_will_be_used_is_woken_and_given_back(
+    cards: int, state: str, index: int, card: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    driver = Driver(cards, state)
     monkeypatch.setattr(presence, "CDLL", lambda name: driver)
-    wake_card(index).join()
-    assert driver.taken == taken
+    WokenCard(index).close()
+    assert driver.calls == ([] if card is None else [("taken", card), ("given back", card)])
 
 
 def test_without_a_driver_there_is_nothing_to_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(presence, "_DRIVER", NO_LIBRARY)
     # What a thread raises fails the test.
-    wake_card(0).join()
+    WokenCard(0).close()
+
+
+def test_without_triton_no_card_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presence, "_DRIVER", "libc.so.6")
+    monkeypatch.setattr(presence, "find_spec", lambda name: None)
+    assert not may_take_card("cuda", "auto", SHAPE)
