@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from headrace.cli.local import LocalModel, open_local
+from headrace.cli.main import main
 from headrace.core.errors import InvalidInput
 from headrace.serving.ask import Ask
 from headrace.serving.local import Spoken
@@ -33,6 +34,20 @@ def local(smollm2_path: Path) -> Iterator[LocalModel]:
         yield opened
         assert opened.engine.load().used_blocks == 0
         opened.engine.check()
+
+
+def test_doctor_says_what_is_here_and_what_is_chosen(
+    smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "--model", str(smollm2_path), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert ended.value.code == 0
+    assert set(found) == {"machine", "software", "models", "kernels"}
+    assert found["software"]["bytecode"].startswith("torch has ")
+    assert found["models"]["pulled"].startswith("none yet")
+    assert found["kernels"]["chosen"].partition(";")[0] in ("fp32", "int8", "int4")
 
 
 def answers(local: LocalModel, *asks: dict[str, object]) -> list[Row]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -76,9 +77,9 @@ def _software() -> dict[str, Any]:
 def bytecode_words(module: str) -> str:
     """Of torch, which takes longest to import. Asked after it was: where Python may write it, it is there now."""
     if Path(cache_from_source(module)).is_file():
-        return "kept"
-    folder = as_text(Path(module).parent)
-    return f"torch has none and is compiled at every start, which takes seconds: python -m compileall -q {folder}"
+        return "torch has it"
+    mend = shlex.join([sys.executable, "-m", "compileall", "-q", str(as_text(Path(module).parent))])
+    return f"torch has none and is compiled at every start, which takes seconds: {mend}"
 
 
 def _models() -> dict[str, Any]:

@@ -13,4 +13,4 @@ def test_a_package_without_bytecode_is_told_with_what_makes_it(tmp_path: Path) -
     assert str(module.parent) in bytecode_words(str(module))
     assert "compileall" in bytecode_words(str(module))
     py_compile.compile(str(module))
-    assert bytecode_words(str(module)) == "kept"
+    assert bytecode_words(str(module)) == "torch has it"
