@@ -251,7 +251,7 @@ class Supervisor:
 
     def _serves(self, child: Child) -> None:
         child.is_serving = True
-        if not self._was_up and all(each.is_serving for each in self._children):
+        if not self._was_up and not self.is_stopping and all(each.is_serving for each in self._children):
             self._was_up = True
             self._up()
 

@@ -251,6 +251,23 @@ def test_what_was_not_ready_yet_has_nothing_to_finish() -> None:
     assert staged(story).told == []
 
 
+def test_what_is_being_stopped_does_not_come_up_any_more() -> None:
+    async def story(scene: Scene) -> None:
+        await asyncio.sleep(0.1)
+        gateway = scene.launcher.last("gateway")
+        gateway.resists.add(signal.SIGTERM)
+        gateway.say(LISTENING)
+        await scene.worker.is_in(READY, scene.launcher.last("worker").pid)
+        await asyncio.sleep(0.1)
+        scene.supervisor.stop()
+        gateway.say(SERVING)
+        await asyncio.sleep(1.0)
+        gateway.end(0)
+        assert await scene.running == 0
+
+    assert staged(story).ups == 0
+
+
 def test_a_child_that_does_not_end_is_killed_and_that_is_said() -> None:
     async def story(scene: Scene) -> None:
         await scene.comes_up()
