@@ -87,11 +87,12 @@ def curl_line(address: Address, key: LocalKey, model: str) -> str:
     )
 
 
-def chat_line(address: Address, key: LocalKey) -> str:
-    """To copy into a shell as well; what `headrace chat` takes for granted is left out."""
+def chat_line(address: Address, key: LocalKey, command: str = "headrace") -> str:
+    """To copy into a shell as well; what `headrace chat` takes for granted is left out. `command` is what this was called
+    by."""
     given = [] if is_this_machine(parse_url(address.url)[1]) else [f'{CLIENT_VARIABLE}="{key.place}"']
     where = [] if address.url == USUAL_URL else ["--url", address.url]
-    return " ".join([*given, "headrace", "chat", *where, *_trust(address)])
+    return " ".join([*given, shlex.quote(command), "chat", *where, *_trust(address)])
 
 
 def _trust(address: Address) -> list[str]:
@@ -106,7 +107,13 @@ def exposure(gateway: GatewayConfig) -> str | None:
 
 
 def ready_lines(
-    address: Address, key: LocalKey, models: Sequence[ServedModel], seconds: float, *, show_key: bool
+    address: Address,
+    key: LocalKey,
+    models: Sequence[ServedModel],
+    seconds: float,
+    *,
+    show_key: bool,
+    command: str = "headrace",
 ) -> list[str]:
     """`show_key` where only a person reads: the page's address then brings the key along."""
     lines = [f"headrace is ready at {address.url} after {seconds:.1f} s", ""]
@@ -115,7 +122,8 @@ def ready_lines(
         about = f"{model.dtype}, {model.context_len:,} tokens of context, {model.workers} worker"
         lines.append(f"  {'' if number else 'models':<8}{model.name}{also}: {about}{'s' if model.workers > 1 else ''}")
     lines.append(f"  {'key':<8}{key.path or key.place}")
-    lines.append(f"  {'chat':<8}{address.url}/{f'#key={key.key}' if show_key else ''}  or: {chat_line(address, key)}")
+    page = f"{address.url}/{f'#key={key.key}' if show_key else ''}"
+    lines.append(f"  {'chat':<8}{page}  or: {chat_line(address, key, command)}")
     lines.append(f"  {'docs':<8}{address.url}/docs")
     if address.grpc is not None:
         lines.append(f"  {'grpc':<8}{address.grpc}")

@@ -44,6 +44,8 @@ from headrace.transport.unix import UnixNetwork
 
 _LOG = logging.getLogger("headrace.control")
 _BACKLOG = 2048
+# What a script that calls `headrace` for somebody was called by itself.
+_COMMAND = "HEADRACE_COMMAND"
 
 
 def serve(
@@ -325,7 +327,8 @@ class Server:
             }
             self.results.put(_json(document))
         else:
-            for line in ready_lines(address, self.key, models, seconds, show_key=sys.stdout.isatty()):
+            command, show_key = os.environ.get(_COMMAND, "headrace"), sys.stdout.isatty()
+            for line in ready_lines(address, self.key, models, seconds, show_key=show_key, command=command):
                 self.results.put(line)
 
 

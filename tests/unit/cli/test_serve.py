@@ -165,7 +165,9 @@ def test_what_is_said_when_it_is_up_shows_the_key_to_a_person_only() -> None:
     quiet = "\n".join(ready_lines(address, KEY, models, 1.0, show_key=False))
     assert "a (also default): int8, 8,192 tokens of context, 2 workers" in quiet
     assert KEY.key not in quiet and str(KEY.path) in quiet
-    assert f"{address.url}/#key={KEY.key}" in "\n".join(ready_lines(address, KEY, models, 1.0, show_key=True))
+    told = "\n".join(ready_lines(address, KEY, models, 1.0, show_key=True, command="./a run"))
+    assert f"{address.url}/#key={KEY.key}" in told
+    assert f"or: './a run' chat --url {address.url}\n" in told
 
 
 class Hands:

@@ -98,7 +98,7 @@ function curl(path, method, operation) {
   const lines = [`curl ${location.origin}${path.replace(/\{(\w+)\}/g, "$$$1")}`];
   if (content?.example?.stream) lines[0] = lines[0].replace("curl", "curl -N");
   if (method !== "get" && !content) lines.push(`-X ${method.toUpperCase()}`);
-  if (operation.security.length) lines.push('-H "Authorization: Bearer $HEADRACE_KEY"');
+  if (operation.security.length) lines.push('-H "Authorization: Bearer $HEADRACE_API_KEY"');
   if (content) {
     lines.push("-H 'Content-Type: application/json'");
     lines.push(`-d '${JSON.stringify(content.example ?? {})}'`);
