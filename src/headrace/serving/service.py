@@ -149,7 +149,7 @@ class Service:
         found = self._models.get(self._aliases.get(name, name))
         if found is None:
             known = ", ".join([*self._models, *self._aliases])
-            raise ModelNotFound(f"The model {name[:128]!r} is not served here: {known} are.", param="model")
+            raise ModelNotFound(f"The model {name[:128]!r} is not served here; these are: {known}.", param="model")
         return found
 
     async def open(self, order: Order, caller: Caller, stages: StageClock) -> Stream:

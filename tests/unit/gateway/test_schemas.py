@@ -176,6 +176,15 @@ def test_what_is_no_json_object_is_refused(body: bytes) -> None:
             decode(body, kind)
 
 
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [(b'{"model":"m",}', ": see its byte 13"), (b'{"model":"m"', ": it ends too early"), (b'{"model":"\xff"}', "")],
+)
+def test_where_json_ends_to_be_json_is_told(body: bytes, where: str) -> None:
+    with pytest.raises(InvalidInput, match=f"the body is not valid JSON in UTF-8{where}$"):
+        decode(body, ChatBody)
+
+
 def test_json_that_nests_without_end_is_refused_in_every_free_field() -> None:
     deep: Any = {}
     for _ in range(200):

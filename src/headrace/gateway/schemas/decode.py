@@ -19,6 +19,8 @@ T = TypeVar("T")
 _PLACE = re.compile(r"(?P<what>.*) - at (?:`key` in )?`(?P<path>[^`]*)`\Z", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 _VALUE = re.compile(r"Invalid (?:enum )?value '", re.DOTALL)
+# Where it is, and nothing of what is there.
+_BYTE = re.compile(r"\(byte (\d+)\)")
 _MAX_PARAM = 200
 
 
@@ -32,9 +34,15 @@ def decode(data: bytes, kind: type[T]) -> T:
         raise _complaint(str(error), kind) from None
     except RecursionError:
         raise InvalidInput("the body nests too deeply") from None
-    except (msgspec.DecodeError, UnicodeError):
-        raise InvalidInput("the body is not valid JSON in UTF-8") from None
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise InvalidInput(f"the body is not valid JSON in UTF-8{_where(str(error))}") from None
     return decoded
+
+
+def _where(text: str) -> str:
+    if place := _BYTE.search(text):
+        return f": see its byte {place[1]}"
+    return ": it ends too early" if "truncated" in text else ""
 
 
 @cache
