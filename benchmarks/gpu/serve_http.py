@@ -4,8 +4,8 @@ usage: python benchmarks/gpu/serve_http.py [--shape 8b|tiny] [--device cuda|cpu]
 Writes a model's folder, runs `headrace bench engine` on it, starts `headrace serve` with two gateways and its journal in
 Redis, and lets all clients, in processes of their own, ask at once. What must hold: tokens/s over HTTP at least 85 % of
 the engine's, and ready within 15 s of the process's start, its files in the system's cache: the first time, when no kernel
-has been compiled, and the second. Packages have their bytecode then, as pip leaves them; with --as-found they are left as
-they are. Who used how much of a core is told. The whole of it runs on a CPU: --shape tiny --device cpu.
+has been compiled, and the second. With --bytecode packages that have none get theirs first, as if pip had installed them.
+Who used how much of a core is told. The whole of it runs on a CPU: --shape tiny --device cpu.
 """
 
 import argparse
@@ -311,7 +311,7 @@ def measure(options: argparse.Namespace, folder: Path, home: Path, found: dict[s
             programs = options.redis or [program for program in [shutil.which("redis-server")] if program]
             journal, pid = stack.enter_context(redis(programs))
             redis_pids = [pid]
-        if not options.as_found:
+        if options.bytecode:
             made = found["bytecode"] = make_bytecode()
             say("packages that had no bytecode", f"{len(made['made_for'])}, made in {made['seconds']:.1f} s")
             if made["not_made_for"]:
@@ -402,7 +402,7 @@ def main() -> int:
     parser.add_argument("--output", type=int)
     parser.add_argument("--shards", type=int, default=4, help="as Llama-3-8B comes in")
     parser.add_argument("--folder", type=Path, help="where the model goes; a temporary folder if not said")
-    parser.add_argument("--as-found", action="store_true", help="no bytecode is made; a run without this leaves it")
+    parser.add_argument("--bytecode", action="store_true", help="make what packages lack of it, as pip does; it stays")
     parser.add_argument("--commit", default="")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
