@@ -72,21 +72,21 @@ def _prepare() -> None:
         triton.compile(source, target=GPUTarget("cuda", 80, 32))
     with suppress(Exception):
         _cards().CudaUtils()
-    build_quickly()
+    build_plainly()
 
 
-def build_quickly() -> None:
+def build_plainly() -> None:
     """What launches a kernel is C, a page that runs once a launch, and some Tritons build it for every kernel: here without
     the passes that take most of the time for it."""
     module: Any = importlib.import_module("triton.runtime.build")
     build = getattr(module, "_build", None)
 
-    def build_plainly(*given, **named):
+    def plain_build(*given, **named):
         # The seventh are flags; of several for one thing the last counts.
         return build(*given[:6], *([*flags, "-O0"] for flags in given[6:7]), *given[7:], **named)
 
     if build is not None:
-        module._build = build_plainly
+        module._build = plain_build
 
 
 def _cards() -> Any:

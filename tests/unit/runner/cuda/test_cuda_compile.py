@@ -106,12 +106,12 @@ def test_where_nothing_can_be_started_nothing_is_compiled(lack: str, monkeypatch
 
 
 def test_what_launches_a_kernel_is_built_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.runner.cuda.compile_child import build_quickly
+    from headrace.runner.cuda.compile_child import build_plainly
 
     build: Any = import_module("triton.runtime.build")
     told: list[Any] = []
     monkeypatch.setattr(build, "_build", lambda *given, **named: told.append((given, named)))
-    build_quickly()
+    build_plainly()
     first: tuple[Any, ...] = ("name", "source", "folder", [], ["headers"], ["cuda"])
     # As 3.6 calls it, as 3.8 does, and as nobody does yet.
     build._build(*first, ["-g"])
