@@ -13,8 +13,11 @@ from torch import Tensor
 from headrace.runner.torch import luck
 from headrace.runner.torch.sampler_ranks import BLOCK, best
 
-# Most nuclei end among so many ids; only rows that do not settle there are summed over the vocabulary.
-WIDTHS = (64, 256)
+# What most filters leave ends among so many ids, and is drawn best first; of what ends among some more, and of all others,
+# the lower id comes first, and what lies outside of the nucleus is drawn again. Cards do the same: with one random number
+# a token is the same everywhere.
+FEW = 64
+_SOME = 256
 _ONE = 2**30
 # Probabilities over whole rows that are in memory at a time: 8 MiB, which the last cache still holds.
 _ROOM = 2**21
@@ -70,12 +73,12 @@ class Urn:
         floors = (peaks + filters.min_p).float()
         ids = torch.full_like(rows, -1)
         # Where top-k or min-p ends the candidates soon, nobody needs the other ids' probabilities.
-        pending = ((filters.top_k <= WIDTHS[-1]) | (filters.min_p > -torch.inf)).nonzero().squeeze(-1)
-        for width in WIDTHS:
+        pending = ((filters.top_k <= _SOME) | (filters.min_p > -torch.inf)).nonzero().squeeze(-1)
+        for width, draw in ((FEW, _draw_few), (_SOME, _draw_some)):
             if not len(pending):
                 break
             values, found = best(logits, maxima, rows[pending], width)
-            ids[pending] = _draw_few(values, found, floors[pending], filters.take(pending), bits[pending])
+            ids[pending] = draw(values, found, floors[pending], filters.take(pending), bits[pending])
             pending = pending[ids[pending] < 0]
         for chunk in torch.split((ids < 0).nonzero().squeeze(-1), self._chunk):
             ids[chunk] = self._draw_whole(logits, maxima, rows[chunk], floors[chunk], filters.take(chunk), bits[chunk])
@@ -96,7 +99,7 @@ class Urn:
         bare = (filters.min_p == -torch.inf) & (filters.top_k >= self._width)
         pending = (bare & (filters.top_p < 1)).nonzero().squeeze(-1)
         if len(pending):
-            _, found = best(logits, maxima, rows[pending], WIDTHS[0])
+            _, found = best(logits, maxima, rows[pending], FEW)
             weights = _weigh(chances[pending[:, None], found])
             ids[pending] = _draw_nucleus(weights, found, filters.top_p[pending], bits[pending])
         rest = (ids < 0).nonzero().squeeze(-1)
@@ -157,15 +160,45 @@ def _weigh(chances: Tensor) -> Tensor:
 
 def _draw_few(values: Tensor, ids: Tensor, floors: Tensor, filters: Filters, bits: Tensor) -> Tensor:
     """Among the best ids [n, k] of rows whose candidates may end there; -1 where they do not."""
-    ranks = torch.arange(ids.shape[1], device=ids.device)
-    within = (ranks < filters.top_k[:, None]) & (values >= floors[:, None])
-    scaled = (values * filters.scale.float()[:, None]).masked_fill_(~within, -torch.inf)
-    weights = _weigh(torch.softmax(scaled, -1))
+    weights, ended = _weigh_best(values, floors, filters)
     sums = weights.cumsum(-1)
     limits = filters.top_p[:, None] * sums[:, -1:]
     drawn = _take(weights, sums, limits, ids, bits)
-    ended = (filters.top_k <= ids.shape[1]) | (values[:, -1] < floors) | (values[:, -1] == -torch.inf)
     return torch.where(ended, drawn, -1)
+
+
+def _draw_some(values: Tensor, ids: Tensor, floors: Tensor, filters: Filters, bits: Tensor) -> Tensor:
+    """The same in the order of ids, and as `Urn._settle` does."""
+    weights, ended = _weigh_best(values, floors, filters)
+    before = weights.cumsum(-1) - weights
+    limits = filters.top_p * weights.sum(-1)
+    ranks = torch.arange(ids.shape[1], device=ids.device)
+    by_id = ids.argsort(-1)
+    drawn = torch.full_like(bits, -1)
+    pending = ended.nonzero().squeeze(-1)
+    luck_now, attempt = bits, 0
+    while len(pending):
+        order = by_id[pending]
+        sums = weights[pending].gather(1, order).cumsum(-1)
+        place = (sums <= luck.below(luck_now[pending], sums[:, -1])[:, None]).sum(-1, keepdim=True)
+        rank = order.gather(1, place)
+        drawn[pending] = ids[pending].gather(1, rank).squeeze(-1)
+        passed = before[pending].gather(1, rank).squeeze(-1)
+        # That id and all after it leave the urn.
+        weights[pending] *= ranks < rank
+        attempt += 1
+        luck_now = luck.again(bits, attempt)
+        pending = pending[(passed > 0) & (passed >= limits[pending])]
+    return drawn
+
+
+def _weigh_best(values: Tensor, floors: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
+    """Weights [n, k] of the best values of rows under min-p and top-k, and which rows' candidates end there."""
+    ranks = torch.arange(values.shape[1], device=values.device)
+    within = (ranks < filters.top_k[:, None]) & (values >= floors[:, None])
+    scaled = (values * filters.scale.float()[:, None]).masked_fill_(~within, -torch.inf)
+    ended = (filters.top_k <= values.shape[1]) | (values[:, -1] < floors) | (values[:, -1] == -torch.inf)
+    return _weigh(torch.softmax(scaled, -1)), ended
 
 
 def _draw_nucleus(weights: Tensor, ids: Tensor, top_p: Tensor, bits: Tensor) -> Tensor:

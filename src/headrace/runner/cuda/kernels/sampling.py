@@ -271,8 +271,9 @@ def _draw_wide(
     limit = p.to(tl.float64) * tl.sum(masses, 0)
     token = tl.full([], -1, tl.int32)
     attempt = tl.full([], 0, tl.uint64)
+    luck = bits
     while token < 0:
-        mark = _uniform(bits) * tl.sum(masses, 0)
+        mark = _uniform(luck) * tl.sum(masses, 0)
         chunk = _place(masses, piece, mark)
         mark -= tl.sum(tl.where(piece < chunk, masses, 0.0), 0)
         ids = chunk * _CHUNK + tl.arange(0, _CHUNK)
@@ -291,7 +292,7 @@ def _draw_wide(
         else:
             token = drawn
         attempt += 1
-        bits = _mix(bits + attempt * _RETRY)
+        luck = _mix(bits + attempt * _RETRY)
     return token
 
 

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from headrace.core.plan import RowStatus
+from headrace.core.request import SamplingParams
 from headrace.runner.cuda.kernels import plain, plain_rules
 from headrace.runner.cuda.kernels.rules import apply_rules
 from headrace.runner.cuda.kernels.sampling import Draws, draw_ruled, sample
@@ -14,6 +16,7 @@ from headrace.runner.cuda.kernels.scan import Scan, scan
 from headrace.runner.cuda.kernels.scores import score
 from headrace.runner.cuda.odd_space import PROMPT_BIT, RuledRows, Rules
 from headrace.runner.torch import luck
+from tests.unit.runner.torch.sampler_rig import Rig
 
 pytestmark = pytest.mark.unit
 
@@ -238,3 +241,30 @@ def test_settings_are_looked_up_by_slot() -> None:
     draws = replace(draws, temperature=torch.tensor([0.0, 50.0]))
     tokens, _ = run(logits, [1, 0], draws)
     assert tokens[1] == int(logits[0].argmax()) != tokens[0]
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"),
+    [
+        (40, 0.9, 0.0),
+        (64, 1.0, 0.0),
+        (100, 1.0, 0.0),
+        (256, 0.7, 0.0),
+        (300, 0.9, 0.0),
+        (0, 1.0, 0.02),
+        (0, 0.8, 0.02),
+        (0, 0.4, 0.0),
+        (256, 0.2, 0.0),
+    ],
+)
+def test_a_token_is_the_one_that_a_cpu_draws(top_k: int, top_p: float, min_p: float) -> None:
+    """However many ids the filters leave: of these logits 2 % of the best chance leaves more than a hundred."""
+    slots, vocab = 12, 700
+    logits, draws = logits_of(slots, vocab, spread=1.0), settings(slots, 1.0, top_k, top_p, min_p)
+    tokens, _ = run(logits, list(range(slots)), draws)
+    twin = Rig(vocab, slots=slots)
+    for slot in range(slots):
+        twin.begin(slot, SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p, seed=slot))
+    rows = np.arange(slots, dtype=np.int32)
+    told = twin.sampler.sample(logits.clone(), rows, draws.positions.numpy(), None, rows)
+    assert tokens == told.tokens.tolist()
