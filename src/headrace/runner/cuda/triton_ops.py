@@ -23,14 +23,15 @@ from headrace.runner.cuda.kernels.decode_attention import DecodeScratch, decode_
 from headrace.runner.cuda.kernels.early import starts_early
 from headrace.runner.cuda.kernels.fresh_attention import fresh_attention, fresh_rows
 from headrace.runner.cuda.kernels.fused_product import (
+    FUSED_BYTES,
     FusedScratch,
     fused_config,
     fused_product,
+    is_large,
     is_worth_fusing,
     start_rows,
 )
 from headrace.runner.cuda.kernels.prefill_attention import (
-    ROOMY,
     PrefillScratch,
     prefill_attention,
     prefill_config,
@@ -78,6 +79,11 @@ class TritonOps:
         heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
         self.fresh_rows = 0 if self.row_exact else fresh_rows(*heads, device, shared_bytes)
         self._pieces = FusedScratch.make(device)
+        columns = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+        # Elements of the largest matrix of a layer.
+        self._largest = shape.hidden_size * max(columns, 2 * shape.intermediate_size)
+        self._is_large = is_large(self._largest)
+        self._may_fuse = shared_bytes >= FUSED_BYTES and (device.type != "cuda" or starts_early(device))
         self.spread = 0 if self.row_exact else spread_over(shape.num_kv_heads, _multiprocessors(device))
         self._parts: PrefillScratch | None = None
         if self.spread:
@@ -127,10 +133,7 @@ class TritonOps:
 
     def fuses(self, rows: int) -> bool:
         """Cards that start kernels early have what these read by."""
-        shape = self._shape
-        heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-        largest = shape.hidden_size * max(heads, 2 * shape.intermediate_size)
-        return is_worth_fusing(rows, largest) and (self._device.type != "cuda" or starts_early(self._device))
+        return self._may_fuse and is_worth_fusing(rows, self._largest)
 
     def start_rows(
         self, ids: Tensor, embeddings: Tensor, norm: Tensor, residual: Tensor, scaled: Tensor, squares: Squares
@@ -140,11 +143,11 @@ class TritonOps:
     def normed_product(
         self, scaled: Tensor, squares: Squares, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor
     ) -> None:
-        config = fused_config(len(scaled), *weight.shape, gated=False)
+        config = fused_config(len(scaled), *weight.shape, gated=False, large=self._is_large)
         fused_product(scaled, weight, out, config, self._pieces, squares=squares, eps=eps, bias=bias)
 
     def gated_product(self, scaled: Tensor, squares: Squares, weight: Tensor, eps: float, out: Tensor) -> None:
-        config = fused_config(len(scaled), len(weight) // 2, weight.shape[1], gated=True)
+        config = fused_config(len(scaled), len(weight) // 2, weight.shape[1], gated=True, large=self._is_large)
         fused_product(scaled, weight, out, config, self._pieces, squares=squares, eps=eps, gated=True)
 
     def added_product(
@@ -157,7 +160,7 @@ class TritonOps:
         scaled: Tensor,
         squares: Squares,
     ) -> None:
-        config = fused_config(len(rows), *weight.shape, gated=False)
+        config = fused_config(len(rows), *weight.shape, gated=False, large=self._is_large)
         fused_product(rows, weight, residual, config, self._pieces, bias=bias, norm=norm, scaled=scaled, left=squares)
 
     def prefill_attention(
@@ -205,7 +208,7 @@ def _multiprocessors(device: torch.device) -> int:
 def _shared_bytes(device: torch.device) -> int:
     """What one program may have of it. The interpreter has as much as it likes."""
     if device.type != "cuda":
-        return ROOMY
+        return 1 << 30
     # Torch's stubs do not know it.
     shared: Any = torch.cuda.get_device_properties(device)
     return int(shared.shared_memory_per_block_optin)

@@ -19,11 +19,16 @@ from headrace.runner.cuda.kernels.early import await_inputs, let_next_start, sta
 from headrace.runner.cuda.squares import Squares
 
 MOST_ROWS = 256
+# Of shared memory that a program may need; later cards of other kinds have half as much.
+FUSED_BYTES = 200 << 10
 # From so many elements on a library's products are the faster ones, the launches that are spared included: of many rows,
-# and of any number.
+# and of any number but these, of which large matrices are read as fast and nothing else is left to launch.
 _MANY_ROWS = 128
 _MIDDLING = 1 << 22
 _LARGE = 1 << 24
+_LARGE_ROWS = range(33, 65)
+# Programs that keep a card's memory busy.
+_ENOUGH = 90
 _TICKETS = 4096
 _PIECES = 1 << 20
 
@@ -40,13 +45,22 @@ class FusedConfig(Struct, frozen=True):
     num_stages: int = 4
 
 
+def is_large(largest: int) -> bool:
+    """Whether a model is, whose largest matrix of a layer has so many elements."""
+    return largest >= _LARGE
+
+
 def is_worth_fusing(rows: int, largest: int) -> bool:
     """Whether products of so many rows are, in a model whose largest matrix of a layer has so many elements."""
-    return 1 < rows <= MOST_ROWS and largest < (_LARGE if rows <= _MANY_ROWS else _MIDDLING)
+    if is_large(largest):
+        return rows in _LARGE_ROWS
+    return 1 < rows <= (_MANY_ROWS if largest >= _MIDDLING else MOST_ROWS)
 
 
-def fused_config(rows: int, height: int, width: int, *, gated: bool) -> FusedConfig:
-    """Measured on an H200 for a hidden size of 1024: some hundred programs, however few the rows are."""
+def fused_config(rows: int, height: int, width: int, *, gated: bool, large: bool = False) -> FusedConfig:
+    """Measured on an H200 for hidden sizes of 1024 and, `large`, 4096: some hundred programs, however few the rows are."""
+    if large:
+        return _large_config(height, width, gated=gated)
     low, few = height < 2048, rows <= 16
     if few:
         tall, lines, splits = 16, 32, 4 if low or gated else 2
@@ -60,6 +74,15 @@ def fused_config(rows: int, height: int, width: int, *, gated: bool) -> FusedCon
     # A part begins where a tile does.
     splits = splits if width % (splits * span) == 0 else 1
     return FusedConfig(tall, lines, span, splits, num_stages=6 if few and not gated else 4)
+
+
+def _large_config(height: int, width: int, *, gated: bool) -> FusedConfig:
+    lines = 128 if gated else 64
+    while lines > 16 and height < lines * _ENOUGH:
+        lines //= 2
+    if gated:
+        return FusedConfig(64, lines, 64, num_warps=8 if lines == 128 else 4)
+    return FusedConfig(64, lines, 64 if width % 128 else 128, num_stages=6)
 
 
 @dataclass(slots=True, frozen=True)

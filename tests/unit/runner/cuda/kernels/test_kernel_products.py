@@ -6,6 +6,7 @@ from torch import Tensor
 
 from headrace.runner.cuda.kernels import plain
 from headrace.runner.cuda.kernels.fused_product import (
+    FUSED_BYTES,
     MOST_ROWS,
     FusedConfig,
     FusedScratch,
@@ -87,31 +88,46 @@ def test_parts_of_a_tile_are_counted_anew_by_every_launch() -> None:
     assert torch.equal(first, second) and not used.tickets.any()
 
 
+def check_room(config: FusedConfig, rows: int, height: int, width: int, *, gated: bool) -> None:
+    """Parts begin where tiles do, and what they leave has room; the card's shared memory holds the tiles in flight."""
+    room = scratch()
+    assert config.splits == 1 or width % (config.splits * config.span) == 0
+    tiles = -(-height // config.lines) * -(-rows // config.rows)
+    wide = config.lines * (2 if gated else 1)
+    assert tiles <= room.tickets.numel() and config.lines >= LEAST_COLUMNS
+    if config.splits > 1:
+        assert tiles * config.splits * config.rows * wide <= room.pieces.numel()
+    assert (config.rows + wide) * config.span * 2 * config.num_stages <= FUSED_BYTES
+
+
 @pytest.mark.parametrize(
     ("height", "width"),
     [(4096, 1024), (1024, 2048), (3072, 1024), (1024, 3072), (960, 576), (576, 1536), (1536, 512), (2047, 4096)],
 )
 @pytest.mark.parametrize("gated", [False, True])
 def test_every_number_of_rows_finds_room(height: int, width: int, gated: bool) -> None:
-    """Parts begin where tiles do, and what they leave has room; the card's shared memory holds the tiles in flight."""
-    room = scratch()
     for rows in range(2, MOST_ROWS + 1):
-        config = fused_config(rows, height, width, gated=gated)
-        assert config.splits == 1 or width % (config.splits * config.span) == 0
-        tiles = -(-height // config.lines) * -(-rows // config.rows)
-        wide = config.lines * (2 if gated else 1)
-        assert tiles <= room.tickets.numel() and config.lines >= LEAST_COLUMNS
-        if config.splits > 1:
-            assert tiles * config.splits * config.rows * wide <= room.pieces.numel()
-        assert (config.rows + wide) * config.span * 2 * config.num_stages <= 200 << 10
+        check_room(fused_config(rows, height, width, gated=gated), rows, height, width, gated=gated)
 
 
-def test_large_matrices_and_single_rows_are_left_to_others() -> None:
+@pytest.mark.parametrize(
+    ("height", "width"),
+    [(6144, 4096), (4096, 14336), (14336, 4096), (2048, 2048), (6144, 2048), (8192, 28672), (576, 1600), (100, 8192)],
+)
+@pytest.mark.parametrize("gated", [False, True])
+def test_rows_of_large_models_find_room_and_programs_enough(height: int, width: int, gated: bool) -> None:
+    config = fused_config(64, height, width, gated=gated, large=True)
+    check_room(config, 64, height, width, gated=gated)
+    assert height // config.lines >= 90 or config.lines == LEAST_COLUMNS
+
+
+def test_single_rows_and_most_rows_of_large_models_are_left_to_others() -> None:
     assert is_worth_fusing(64, 6144 * 1024)
     assert not is_worth_fusing(1, 6144 * 1024)
     assert not is_worth_fusing(MOST_ROWS + 1, 6144 * 1024)
-    assert not is_worth_fusing(64, 28672 * 4096)
     assert is_worth_fusing(MOST_ROWS, 3072 * 576) and not is_worth_fusing(MOST_ROWS, 6144 * 1024)
+    of_large = [rows for rows in range(1, MOST_ROWS + 2) if is_worth_fusing(rows, 28672 * 4096)]
+    assert of_large == list(range(33, 65))
 
 
 def test_a_row_that_is_not_finite_spoils_no_other() -> None:

@@ -1,9 +1,11 @@
 """Whole steps over the kernels themselves: the runner says what it says over their plain reference."""
 
+import pytest
 import torch
 from msgspec.structs import replace
 
 from headrace.core.request import SamplingParams
+from headrace.runner.cuda import triton_ops
 from headrace.runner.cuda.device_slots import DeviceSlots, StepInputs
 from headrace.runner.cuda.layout import Layout
 from headrace.runner.cuda.reference_ops import ReferenceOps
@@ -42,6 +44,13 @@ def test_steps_over_kernels_say_what_the_reference_says() -> None:
     assert (torch.stack(kernels.logits[0]) - torch.stack(plain.logits[0])).abs().max() < 1e-2
     for slot in (1, 2):
         assert (kernels.logits[slot][0] - plain.logits[slot][0]).abs().max() < 1e-2
+
+
+def test_products_are_fused_where_a_program_has_room_for_their_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = model("qwen3")[1].shape
+    assert TritonOps(shape, 4, torch.device("cpu")).fuses(8)
+    monkeypatch.setattr(triton_ops, "_shared_bytes", lambda device: 99 << 10)
+    assert not TritonOps(shape, 4, torch.device("cpu")).fuses(8)
 
 
 def test_a_step_begins_as_the_reference_does() -> None:
