@@ -20,6 +20,7 @@ import typer
 from headrace import __version__
 from headrace.cli.console import as_text, print_json
 from headrace.cli.models import data_folder, model_store
+from headrace.core.cgroup import usable_cores
 
 _PACKAGES = ("torch", "numpy", "tokenizers", "llguidance", "gguf", "msgspec")
 
@@ -50,7 +51,7 @@ def _machine() -> dict[str, Any]:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "processor": f"{platform.machine()}, {processor_name()}",
-        "cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}",
+        "cores": f"{usable_cores()} usable of {os.cpu_count()}",
         "instructions": ", ".join(_instructions()) or "unknown",
         "memory": f"{total / 2**30:.1f} GiB, {free_memory_bytes() / 2**30:.1f} GiB free to this process",
         "disk": f"{shutil.disk_usage(_existing(data_folder())).free / 2**30:.1f} GiB free for models",

@@ -36,6 +36,7 @@ from headrace.control.orders import Orders
 from headrace.control.reload import Stamp, merge, stamp_file, watch_file
 from headrace.control.run_folder import RunFolder
 from headrace.control.supervisor import WORKER_GRACE_S, Supervisor
+from headrace.core.cgroup import usable_cores
 from headrace.core.clock import SystemClock
 from headrace.core.config import LOG_LEVELS, RUNNERS, Config, GatewayConfig, ModelConfig, check_config
 from headrace.core.errors import HeadraceError, InvalidInput
@@ -297,7 +298,7 @@ class Server:
     def _threads(self) -> int:
         """Several models share the cores; one alone takes what it likes."""
         computing = sum(model.workers for model in self.config.models if model.runner == "torch")
-        return max(1, len(os.sched_getaffinity(0)) // computing) if computing > 1 else 0
+        return max(1, usable_cores() // computing) if computing > 1 else 0
 
     def _tell_loading(self, line: str) -> None:
         """To who waits for the start; a worker that comes back later is nobody's to wait for."""

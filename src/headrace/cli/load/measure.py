@@ -22,6 +22,7 @@ from headrace.cli.load.http import Endpoint, Pool
 from headrace.cli.load.plan import LoadPlan
 from headrace.cli.load.process import server_pids
 from headrace.cli.load.wording import Asked, Wording
+from headrace.core.cgroup import usable_cores
 from headrace.core.errors import HeadraceError
 
 _PROGRESS_S = 0.5
@@ -124,7 +125,7 @@ async def measure(settings: Settings, progress: Progress, tell: Callable[[str], 
         api=settings.api,
         machine=platform.machine(),
         python=platform.python_version(),
-        cores=len(os.sched_getaffinity(0)),
+        cores=usable_cores(),
         load_average=busy,
         seed=settings.plan.seed,
         warmup_s=settings.plan.warmup_s,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import typer
 
 from headrace import __version__
 from headrace.cli.console import as_text, check_finite, picture_target, print_json
+from headrace.core.cgroup import usable_cores
 
 if TYPE_CHECKING:
     from headrace.cli.local import LocalModel
@@ -134,7 +134,7 @@ def _machine(device: str) -> Machine:
     return Machine(
         device=torch.cuda.get_device_name() if device == "cuda" else processor,
         processor=processor,
-        cores=len(os.sched_getaffinity(0)),
+        cores=usable_cores(),
         python=platform.python_version(),
         torch=str(torch.__version__),
         headrace=__version__,

@@ -22,6 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime import driver
 
+from headrace.core.cgroup import usable_cores
 from headrace.core.parent import die_with_parent
 from headrace.runner.cuda.compilers import Order
 
@@ -119,7 +120,7 @@ def _compile_all(order: Order) -> Iterator[int]:
     asked = [(place, *each) for place, each in enumerate(order.kernels)]
     # So that no long one is begun last.
     asked.sort(key=lambda each: -len(_kernel(*each[1:3]).src))
-    processes = max(1, min(len(asked), len(os.sched_getaffinity(0))))
+    processes = max(1, min(len(asked), usable_cores()))
     with ProcessPoolExecutor(processes, get_context("fork"), die_with_parent, (os.getpid(),)) as pool:
         for done in as_completed([pool.submit(_compile, each) for each in asked]):
             if done.exception() is not None:

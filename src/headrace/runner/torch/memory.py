@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from headrace.core.cgroup import free_shares, text
 from headrace.core.errors import ModelTooLarge
 from headrace.runner.torch.attention import MAX_GATHERED
 from headrace.runner.torch.kv_cache import block_bytes
@@ -17,7 +18,6 @@ from headrace.weights.shape import ModelShape
 DEFAULT_SHARE = 0.8
 # A model that cannot hold one sequence of this length is not worth starting.
 _LEAST_CONTEXT = 2048
-_UNLIMITED = 1 << 60
 _MIB = 1 << 20
 
 
@@ -92,7 +92,7 @@ def check_weights_fit(needed_bytes: int, free_bytes: int) -> None:
 def free_memory_bytes(root: Path = Path("/")) -> int:
     """What this process may still take: the system's, or its cgroup's if that is less."""
     system = _field(root / "proc/meminfo", r"MemAvailable:\s+(\d+) kB") * 1024
-    return min([system, *_cgroup_free(root)])
+    return min([system, *free_shares(root)])
 
 
 def resident_bytes(root: Path = Path("/")) -> int:
@@ -112,38 +112,9 @@ def reset_peak(root: Path = Path("/")) -> bool:
     return True
 
 
-def _cgroup_free(root: Path) -> list[int]:
-    """Limit less use of every cgroup this process is in, and of their parents."""
-    free = []
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory") and "memory" not in controllers.split(","):
-            continue
-        base = root / "sys/fs/cgroup" / ("" if controllers == "" else "memory")
-        names = ("memory.max", "memory.current") if controllers == "" else _V1_NAMES
-        folder = base / path.lstrip("/")
-        for place in (folder, *folder.parents):
-            limit, used = (_text(place / name).strip() for name in names)
-            if limit.isdigit() and used.isdigit() and int(limit) < _UNLIMITED:
-                free.append(max(0, int(limit) - int(used)))
-            if place == base:
-                break
-    return free
-
-
-_V1_NAMES = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-
-
 def _field(path: Path, pattern: str) -> int:
-    found = re.search(pattern, _text(path))
+    found = re.search(pattern, text(path))
     return int(found[1]) if found else 0
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 def _mib(count: int) -> str:

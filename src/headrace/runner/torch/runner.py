@@ -69,7 +69,6 @@ class TorchRunner:
         recipe: Recipe,
         *,
         cuts: Cuts = CUTS[0],
-        threads: int | None = None,
         poison: bool = False,
         keep_logits: bool = False,
         progress: Progress | None = None,
@@ -80,8 +79,6 @@ class TorchRunner:
                 f"the engine's vocabulary and context ({config.vocab_size}, {config.context_len}) are not the model's"
                 f" ({shape.vocab_size}, at most {shape.context_len})"
             )
-        if threads is not None:
-            torch.set_num_threads(threads)
         self.recipe = recipe
         self.weights_bytes = 0
         # By plan row, of the last step.
