@@ -9,9 +9,10 @@ import os
 import platform
 import shlex
 import shutil
+import struct
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import cache_from_source
+from importlib.util import MAGIC_NUMBER, cache_from_source
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,12 +22,14 @@ from headrace import __version__
 from headrace.cli.console import as_text, print_json
 from headrace.cli.models import data_folder, model_store
 from headrace.core.cgroup import usable_cores
+from headrace.core.errors import NotFound
 
+DEFAULT_MODEL = "default"
 _PACKAGES = ("torch", "numpy", "tokenizers", "llguidance", "gguf", "msgspec")
 
 
 def doctor(
-    model: Annotated[str, typer.Option("--model", "-m", help="Whose sizes the kernels are tried at.")] = "default",
+    model: Annotated[str, typer.Option("--model", "-m", help="Whose sizes the kernels are tried at.")] = DEFAULT_MODEL,
     dtype: Annotated[str, typer.Option(help="auto, fp32, int8 or int4.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
 ) -> None:
@@ -77,10 +80,22 @@ def _software() -> dict[str, Any]:
 
 def bytecode_words(module: str) -> str:
     """Of torch, which takes longest to import. Asked after it was: where Python may write it, it is there now."""
-    if Path(cache_from_source(module)).is_file():
+    if _has_bytecode(Path(module)):
         return "torch has it"
     mend = shlex.join([sys.executable, "-m", "compileall", "-q", str(as_text(Path(module).parent))])
     return f"torch has none and is compiled at every start, which takes seconds: {mend}"
+
+
+def _has_bytecode(module: Path) -> bool:
+    """Whether Python would take it: made for this source, or said not to be held against it."""
+    try:
+        head, source = Path(cache_from_source(str(module))).read_bytes()[:16], module.stat()
+    except OSError:
+        return False
+    if len(head) < 16 or head[:4] != MAGIC_NUMBER:
+        return False
+    flags, changed, size = struct.unpack("<III", head[4:])
+    return flags != 0 or (changed, size) == (int(source.st_mtime) & 0xFFFFFFFF, source.st_size & 0xFFFFFFFF)
 
 
 def _models() -> dict[str, Any]:
@@ -94,7 +109,13 @@ def _kernels(model: str, dtype: str) -> dict[str, Any]:
     from headrace.weights.checkpoint import open_checkpoint
     from headrace.worker.assembly import stored_bits
 
-    checkpoint = open_checkpoint(model_store().resolve(model))
+    try:
+        checkpoint = open_checkpoint(model_store().resolve(model))
+    except NotFound as error:
+        if model != DEFAULT_MODEL:
+            raise
+        # A machine without any model is one to ask about, too.
+        return {"not tried": error.message}
     try:
         choice = choose(checkpoint.shape, dtype, stored_bits=stored_bits(checkpoint))
     finally:

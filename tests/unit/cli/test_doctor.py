@@ -1,9 +1,13 @@
 """What `headrace doctor` says of how the software was installed."""
 
+import json
 import py_compile
 from pathlib import Path
 
+import pytest
+
 from headrace.cli.doctor import bytecode_words
+from headrace.cli.main import main
 
 
 def test_a_package_without_bytecode_is_told_with_what_makes_it(tmp_path: Path) -> None:
@@ -14,3 +18,19 @@ def test_a_package_without_bytecode_is_told_with_what_makes_it(tmp_path: Path) -
     assert "compileall" in bytecode_words(str(module))
     py_compile.compile(str(module))
     assert bytecode_words(str(module)) == "torch has it"
+    module.write_text("x = 12\n")
+    assert "compileall" in bytecode_words(str(module))
+    py_compile.compile(str(module), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    assert bytecode_words(str(module)) == "torch has it"
+
+
+def test_a_machine_without_a_model_is_told_of_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["doctor", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["machine"]["cores"] and "headrace models pull default" in found["kernels"]["not tried"]
+    with pytest.raises(SystemExit, match=r"^1$"):
+        main(["doctor", "--model", "nobodys"])
