@@ -13,9 +13,8 @@ from torch import Tensor
 from headrace.runner.torch import luck
 from headrace.runner.torch.sampler_ranks import BLOCK, best
 
-# What most filters leave ends among so many ids, and is drawn best first; of what ends among some more, and of all others,
-# the lower id comes first, and what lies outside of the nucleus is drawn again. Cards do the same: with one random number
-# a token is the same everywhere.
+# Where min-p, top-p or a small top-k ends among so many ids, the best come first; of all others the lower id does, and what
+# lies outside of the nucleus is drawn again. Cards do the same: but for rounding, one random number gives one token.
 FEW = 64
 _SOME = 256
 _ONE = 2**30
@@ -73,13 +72,14 @@ class Urn:
         floors = (peaks + filters.min_p).float()
         ids = torch.full_like(rows, -1)
         # Where top-k or min-p ends the candidates soon, nobody needs the other ids' probabilities.
-        pending = ((filters.top_k <= _SOME) | (filters.min_p > -torch.inf)).nonzero().squeeze(-1)
-        for width, draw in ((FEW, _draw_few), (_SOME, _draw_some)):
-            if not len(pending):
-                break
-            values, found = best(logits, maxima, rows[pending], width)
-            ids[pending] = draw(values, found, floors[pending], filters.take(pending), bits[pending])
-            pending = pending[ids[pending] < 0]
+        limited, is_cut = filters.top_k < self._width, filters.min_p > -torch.inf
+        few = is_cut | (limited & ((filters.top_k <= FEW) | (filters.top_p < 1)))
+        some = is_cut | (limited & (filters.top_k <= _SOME))
+        for width, draw, of in ((FEW, _draw_few, few), (_SOME, _draw_some, some)):
+            pending = (of & (ids < 0)).nonzero().squeeze(-1)
+            if len(pending):
+                values, found = best(logits, maxima, rows[pending], width)
+                ids[pending] = draw(values, found, floors[pending], filters.take(pending), bits[pending])
         for chunk in torch.split((ids < 0).nonzero().squeeze(-1), self._chunk):
             ids[chunk] = self._draw_whole(logits, maxima, rows[chunk], floors[chunk], filters.take(chunk), bits[chunk])
         return ids
