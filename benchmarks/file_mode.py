@@ -24,7 +24,7 @@ import msgspec
 
 from headrace.cli.local import open_local
 from headrace.cli.models import find_or_fetch
-from headrace.runner.torch.memory import peak_resident_bytes, resident_bytes
+from headrace.core.proc import peak_resident_bytes, resident_bytes
 from headrace.serving.ask import Ask
 from headrace.serving.rows import RowRun
 from headrace.worker.assembly import LoadSettings

@@ -21,8 +21,8 @@ import typer
 from headrace import __version__
 from headrace.cli.console import as_text, print_json
 from headrace.cli.models import data_folder, model_store
-from headrace.core.cgroup import usable_cores
 from headrace.core.errors import NotFound
+from headrace.core.proc import free_memory_bytes, usable_cores
 
 DEFAULT_MODEL = "default"
 _PACKAGES = ("torch", "numpy", "tokenizers", "llguidance", "gguf", "msgspec")
@@ -37,6 +37,9 @@ def doctor(
     from headrace.cli.cores import share_cores
 
     share_cores()
+    from headrace.runner.torch.threads import take_threads
+
+    take_threads()
     findings = {"machine": _machine(), "software": _software(), "models": _models(), "kernels": _kernels(model, dtype)}
     if as_json:
         print_json(findings)
@@ -49,8 +52,6 @@ def doctor(
 
 
 def _machine() -> dict[str, Any]:
-    from headrace.runner.torch.memory import free_memory_bytes
-
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "processor": f"{platform.machine()}, {processor_name()}",

@@ -36,10 +36,10 @@ from headrace.control.orders import Orders
 from headrace.control.reload import Stamp, merge, stamp_file, watch_file
 from headrace.control.run_folder import RunFolder
 from headrace.control.supervisor import WORKER_GRACE_S, Supervisor
-from headrace.core.cgroup import usable_cores
 from headrace.core.clock import SystemClock
 from headrace.core.config import LOG_LEVELS, RUNNERS, Config, GatewayConfig, ModelConfig, check_config
 from headrace.core.errors import HeadraceError, InvalidInput
+from headrace.core.proc import usable_cores
 from headrace.telemetry.log import LineWriter, log_to
 from headrace.transport.unix import UnixNetwork
 

@@ -1,66 +1,99 @@
-"""What the cgroups of this process leave it of its machine. Reads /proc and /sys; changes nothing."""
+"""What the system says of this process: the memory and the cores that it may have, its cgroups' limits included.
+
+Reads /proc and /sys; allocates nothing.
+"""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 _UNLIMITED = 1 << 60
+_MEMORY = ("memory.max", "memory.current")
+_CORES = ("cpu.max",)
+# In the first version of cgroups.
+_FIRST_MEMORY = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+_FIRST_CORES = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """The cores it may run on, or as many whole ones as it may keep busy if that is less: one more thread and all of them
-    would stand still for a part of every tenth of a second."""
-    return max(1, min(len(os.sched_getaffinity(0)), *(int(share) for share in _core_shares(root))))
+    """The cores that it may run on, or as many whole ones as it may keep busy if these are fewer: with one thread more all
+    of them would stand still for a part of each period."""
+    return max(1, min(len(os.sched_getaffinity(0)), *_shares_of_cores(root), _UNLIMITED))
 
 
-def free_shares(root: Path = Path("/")) -> list[int]:
-    """Bytes of memory: limit less use of every cgroup that has a limit."""
-    shares = []
+def free_memory_bytes(root: Path = Path("/")) -> int:
+    """What it may still take: the system's, or its cgroup's if that is less."""
+    system = _field(root / "proc/meminfo", r"MemAvailable:\s+(\d+) kB") * 1024
+    return min([system, *_shares_of_memory(root)])
+
+
+def resident_bytes(root: Path = Path("/")) -> int:
+    return _field(root / "proc/self/status", r"VmRSS:\s+(\d+) kB") * 1024
+
+
+def peak_resident_bytes(root: Path = Path("/")) -> int:
+    return _field(root / "proc/self/status", r"VmHWM:\s+(\d+) kB") * 1024
+
+
+def reset_peak(root: Path = Path("/")) -> bool:
+    """Let the peak start at what is resident now; False where the system does not allow it."""
+    try:
+        (root / "proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _shares_of_memory(root: Path) -> Iterator[int]:
+    """Limit less use of every cgroup that has a limit."""
     for place, is_first in _places("memory", root):
-        limit, used = (_number(place / name) for name in (_FIRST_MEMORY if is_first else _MEMORY))
-        if limit is not None and used is not None and limit < _UNLIMITED:
-            shares.append(max(0, limit - used))
-    return shares
+        match _numbers(place, _FIRST_MEMORY if is_first else _MEMORY):
+            case limit, used if limit < _UNLIMITED:
+                yield max(0, limit - used)
 
 
-_MEMORY = ("memory.max", "memory.current")
-_FIRST_MEMORY = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-
-
-def _core_shares(root: Path) -> Iterator[float]:
-    """How many cores it may keep busy, by every cgroup that limits them."""
-    yield _UNLIMITED
+def _shares_of_cores(root: Path) -> Iterator[int]:
+    """Whole cores that every cgroup with a quota lets it keep busy."""
     for place, is_first in _places("cpu", root):
-        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if is_first else ("cpu.max",)
-        words = [word for name in names for word in text(place / name).split()]
-        if len(words) == 2 and all(word.isdigit() and int(word) for word in words):
-            yield int(words[0]) / int(words[1])
+        match _numbers(place, _FIRST_CORES if is_first else _CORES):
+            case quota, period if period:
+                yield quota // period
 
 
 def _places(controller: str, root: Path) -> Iterator[tuple[Path, bool]]:
-    """Every cgroup of this process that may say something of it, and their parents; whether cgroups are of the first
-    version."""
-    for line in text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        is_first = controllers != ""
-        if is_first and controller not in controllers.split(","):
-            continue
-        base = root / "sys/fs/cgroup" / (controller if is_first else "")
-        folder = base / path.lstrip("/")
-        for place in (folder, *folder.parents):
-            yield place, is_first
-            if place == base:
-                break
+    """Folders of every cgroup of this process that may say something of it, and of their parents; whether they are of the
+    first version of cgroups."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        match line.split(":", 2):
+            case _, "", path:
+                is_first, mounts = False, ["", "unified"]
+            case _, controllers, path if controller in controllers.split(","):
+                is_first, mounts = True, sorted({controller, controllers})
+            case _:
+                continue
+        for mount in mounts:
+            base = root / "sys/fs/cgroup" / mount
+            folder = base / path.lstrip("/")
+            for place in (folder, *folder.parents):
+                yield place, is_first
+                if place == base:
+                    break
 
 
-def _number(path: Path) -> int | None:
-    found = text(path).strip()
-    return int(found) if found.isdigit() else None
+def _numbers(place: Path, names: tuple[str, ...]) -> list[int]:
+    """All that the files say, or none where one of them says anything else."""
+    words = [word for name in names for word in _text(place / name).split()]
+    return [int(word) for word in words] if all(word.isdecimal() for word in words) else []
 
 
-def text(path: Path) -> str:
-    """Nothing where there is no such file, or it may not be read."""
+def _field(path: Path, pattern: str) -> int:
+    found = re.search(pattern, _text(path))
+    return int(found[1]) if found else 0
+
+
+def _text(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(errors="replace")
     except OSError:
         return ""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from headrace.core.cgroup import usable_cores
 from headrace.core.config import EngineConfig
 from headrace.core.errors import InvalidInput
 from headrace.core.ports import Runner
@@ -91,6 +90,9 @@ def load_weights(checkpoint: Checkpoint, settings: LoadSettings, progress: Progr
         look = look_for_card()
         device = choose_device(settings.device, settings.dtype, checkpoint.shape, look)
         config = engine_config(checkpoint, settings, device)
+        from headrace.runner.torch.threads import take_threads
+
+        take_threads(settings.threads)
         if device == "cuda":
             return _load_on_card(checkpoint, settings, config, look.words, progress, compilers)
         stack.close()
@@ -100,13 +102,9 @@ def load_weights(checkpoint: Checkpoint, settings: LoadSettings, progress: Progr
 def _load_on_cpu(
     checkpoint: Checkpoint, settings: LoadSettings, config: EngineConfig, progress: Progress | None
 ) -> LoadedModel:
-    import torch
-
     from headrace.runner.torch.probe import choose
     from headrace.runner.torch.runner import TorchRunner
 
-    # Before anything is timed.
-    torch.set_num_threads(settings.threads or min(torch.get_num_threads(), usable_cores()))
     choice = choose(checkpoint.shape, settings.dtype, stored_bits=stored_bits(checkpoint))
     if settings.deterministic and not choice.row_exact:
         raise InvalidInput(f"{choice.recipe.dtype} is not row-exact on this processor", param="deterministic")

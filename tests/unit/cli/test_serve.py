@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli import main as cli
+from headrace.cli import serve
 from headrace.cli.announcement import (
     LoadingLines,
     chat_line,
@@ -147,6 +148,18 @@ def test_a_worker_is_told_what_to_log(tmp_path: Path) -> None:
         server = Server(config, {}, folder, listener, KEY, lambda: config, None, None, 0.0, False, lines, lines)
         words = server._worker(0, config.models[0], 0).command().argv
     assert words[words.index("--log-level") + 1] == "error"
+
+
+@pytest.mark.parametrize(("workers", "cores", "threads"), [(1, 4, 0), (2, 4, 2), (3, 8, 2), (2, 1, 1)])
+def test_workers_that_compute_share_the_cores_that_may_be_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, cores: int, threads: int
+) -> None:
+    monkeypatch.setattr(serve, "usable_cores", lambda: cores)
+    config = Config(models=(ModelConfig("a", workers=workers), ModelConfig("b", runner="fake")))
+    with RunFolder(tmp_path) as folder, LineWriter() as lines, closing(bind(GatewayConfig(port=0))) as listener:
+        server = Server(config, {}, folder, listener, KEY, lambda: config, None, None, 0.0, False, lines, lines)
+        words = server._worker(0, config.models[0], 0).command().argv
+    assert json.loads(words[words.index("--model-json") + 1]).get("threads", 0) == threads
 
 
 def test_plain_http_on_all_interfaces_is_remarked_on() -> None:

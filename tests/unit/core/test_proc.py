@@ -1,18 +1,23 @@
-"""Cores and memory that a container leaves to its processes."""
+"""Cores and memory that a machine and its containers leave to a process."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from headrace.core.cgroup import free_shares, usable_cores
+from headrace.core.proc import free_memory_bytes, usable_cores
 
 pytestmark = pytest.mark.unit
 
 
+MIB = 1 << 20
+
+
 def machine(root: Path, cgroup: str, files: dict[str, str]) -> Path:
+    """A system with 1,000 MiB available; `files` are those of its cgroups."""
     for name, words in {
         "proc/self/cgroup": cgroup,
+        "proc/meminfo": f"MemAvailable: {1000 * 1024} kB\n",
         **{f"sys/fs/cgroup/{key}": each for key, each in files.items()},
     }.items():
         path = root / name
@@ -57,4 +62,44 @@ def test_a_path_that_is_not_seen_from_inside_leaves_its_parents(tmp_path: Path) 
 def test_what_says_nothing_limits_nothing(tmp_path: Path, words: str) -> None:
     root = machine(tmp_path, "0::/\n", {"cpu.max": words, "memory.max": words, "memory.current": "5"})
     assert usable_cores(root) == 8
-    assert free_shares(root) == ([100000 - 5] if words == "100000" else [])
+    assert free_memory_bytes(root) == (100000 - 5 if words == "100000" else 1000 * MIB)
+
+
+@pytest.mark.parametrize("cgroup", ["", "\n", "nonsense\n", "0:/\n", "0::/caf\udce9\n", ":::\n"])
+def test_lines_that_name_no_cgroup_are_passed_over(tmp_path: Path, cgroup: str) -> None:
+    root = machine(tmp_path, "", {})
+    (root / "proc/self/cgroup").write_bytes(cgroup.encode(errors="surrogateescape") + b"0::/box\n")
+    (root / "sys/fs/cgroup/box").mkdir(parents=True)
+    (root / "sys/fs/cgroup/box/cpu.max").write_text("300000 100000\n")
+    assert usable_cores(root) == 3
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "folder"), [("5:cpu,cpuacct:/box\n", "cpu,cpuacct/box"), ("0::/box\n", "unified/box")]
+)
+def test_controllers_may_be_mounted_together_or_aside(tmp_path: Path, cgroup: str, folder: str) -> None:
+    files = {"cpu.max": "200000 100000\n", "cpu.cfs_quota_us": "200000\n", "cpu.cfs_period_us": "100000\n"}
+    root = machine(tmp_path, cgroup, {f"{folder}/{name}": words for name, words in files.items()})
+    assert usable_cores(root) == 2
+
+
+def test_without_limits_the_systems_memory_counts(tmp_path: Path) -> None:
+    assert free_memory_bytes(machine(tmp_path, "", {})) == 1000 * MIB
+
+
+def test_a_parent_cgroup_limits_memory_too(tmp_path: Path) -> None:
+    files = {
+        "pod/memory.max": f"{300 * MIB}\n",
+        "pod/memory.current": f"{100 * MIB}\n",
+        "pod/box/memory.max": "max\n",
+        "pod/box/memory.current": "5\n",
+    }
+    assert free_memory_bytes(machine(tmp_path, "0::/pod/box\n", files)) == 200 * MIB
+
+
+def test_memory_in_the_first_version_of_cgroups(tmp_path: Path) -> None:
+    files = {
+        "memory/box/memory.limit_in_bytes": f"{400 * MIB}\n",
+        "memory/box/memory.usage_in_bytes": f"{100 * MIB}\n",
+    }
+    assert free_memory_bytes(machine(tmp_path, "4:cpu:/box\n7:memory:/box\n", files)) == 300 * MIB

@@ -4,11 +4,13 @@ from threading import Event
 from typing import Any
 
 import pytest
+import torch
 
 from headrace.core.config import ModelConfig
 from headrace.core.errors import InvalidInput
 from headrace.runner.cuda import compilers, presence
 from headrace.runner.cuda.presence import CardLook
+from headrace.runner.torch import threads
 from headrace.weights.checkpoint import Progress
 from headrace.worker import mounting
 from headrace.worker.assembly import LoadSettings, engine_config, load_weights
@@ -35,6 +37,20 @@ def test_without_a_card_auto_is_the_cpu(checkpoint: TensorCheckpoint) -> None:
     assert "in 32 blocks of 8" in loaded.notes[-1]
     assert loaded.runner.fingerprint.startswith("fp32-")
     loaded.runner.close()
+
+
+@pytest.mark.usefixtures("no_card")
+def test_it_computes_with_no_more_threads_than_may_be_busy(
+    checkpoint: TensorCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        monkeypatch.setattr(threads, "usable_cores", lambda: 1)
+        load_weights(checkpoint, LoadSettings(slots=2, dtype="fp32", kv_tokens=256)).runner.close()
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("no_card")

@@ -63,7 +63,9 @@ def _on_processor(name: str, shape: ModelShape) -> KernelReport:
     from headrace.cli.kernels.processor import ProcessorSizes, measure_peaks, measure_processor
     from headrace.cli.kernels.roofline import KernelReport, host_seconds
     from headrace.runner.torch.probe import choose
+    from headrace.runner.torch.threads import take_threads
 
+    take_threads()
     sizes, choice = ProcessorSizes(), choose(shape)
     peaks = measure_peaks(choice, sizes, host_seconds)
     figures = _told(measure_processor(shape, choice, sizes, peaks, host_seconds))

@@ -22,8 +22,8 @@ from headrace.cli.load.http import Endpoint, Pool
 from headrace.cli.load.plan import LoadPlan
 from headrace.cli.load.process import server_pids
 from headrace.cli.load.wording import Asked, Wording
-from headrace.core.cgroup import usable_cores
 from headrace.core.errors import HeadraceError
+from headrace.core.proc import usable_cores
 
 _PROGRESS_S = 0.5
 _AGAIN_S = 0.2

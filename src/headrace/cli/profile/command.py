@@ -14,7 +14,7 @@ import typer
 
 from headrace import __version__
 from headrace.cli.console import as_text, check_finite, picture_target, print_json
-from headrace.core.cgroup import usable_cores
+from headrace.core.proc import usable_cores
 
 if TYPE_CHECKING:
     from headrace.cli.local import LocalModel

@@ -22,8 +22,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime import driver
 
-from headrace.core.cgroup import usable_cores
 from headrace.core.parent import die_with_parent
+from headrace.core.proc import usable_cores
 from headrace.runner.cuda.compilers import Order
 
 

@@ -1,14 +1,10 @@
-"""How much memory there is, what the weights and the largest step take of it, and how many KV blocks are left.
+"""What the weights and the largest step take of a machine's memory, and how many KV blocks are left.
 
-Owns the arithmetic and its sentences. Reads /proc and cgroup limits; allocates nothing.
+Owns the arithmetic and its sentences; allocates nothing.
 """
-
-import re
-from pathlib import Path
 
 from msgspec import Struct
 
-from headrace.core.cgroup import free_shares, text
 from headrace.core.errors import ModelTooLarge
 from headrace.runner.torch.attention import MAX_GATHERED
 from headrace.runner.torch.kv_cache import block_bytes
@@ -87,34 +83,6 @@ def check_weights_fit(needed_bytes: int, free_bytes: int) -> None:
     """Before anything is read."""
     if needed_bytes > free_bytes:
         raise ModelTooLarge(f"the weights take {_mib(needed_bytes)} and {_mib(free_bytes)} of memory are free")
-
-
-def free_memory_bytes(root: Path = Path("/")) -> int:
-    """What this process may still take: the system's, or its cgroup's if that is less."""
-    system = _field(root / "proc/meminfo", r"MemAvailable:\s+(\d+) kB") * 1024
-    return min([system, *free_shares(root)])
-
-
-def resident_bytes(root: Path = Path("/")) -> int:
-    return _field(root / "proc/self/status", r"VmRSS:\s+(\d+) kB") * 1024
-
-
-def peak_resident_bytes(root: Path = Path("/")) -> int:
-    return _field(root / "proc/self/status", r"VmHWM:\s+(\d+) kB") * 1024
-
-
-def reset_peak(root: Path = Path("/")) -> bool:
-    """Let the peak start at what is resident now; False where the system does not allow it."""
-    try:
-        (root / "proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
-
-
-def _field(path: Path, pattern: str) -> int:
-    found = re.search(pattern, text(path))
-    return int(found[1]) if found else 0
 
 
 def _mib(count: int) -> str:

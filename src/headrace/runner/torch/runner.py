@@ -17,6 +17,7 @@ from torch import Tensor
 from headrace.core.config import EngineConfig
 from headrace.core.errors import InvalidModel, ModelTooLarge, RunnerFailed
 from headrace.core.plan import IntArray, Masks, Plan, RowStatus, StepResult
+from headrace.core.proc import free_memory_bytes, peak_resident_bytes, reset_peak, resident_bytes
 from headrace.runner.torch.attention import CUTS, Attention, Cuts
 from headrace.runner.torch.decoder import Decoder, DecoderWeights
 from headrace.runner.torch.fingerprint import fingerprint
@@ -25,11 +26,7 @@ from headrace.runner.torch.memory import (
     DEFAULT_SHARE,
     MemoryPlan,
     check_weights_fit,
-    free_memory_bytes,
-    peak_resident_bytes,
     plan_memory,
-    reset_peak,
-    resident_bytes,
     workspace_bytes,
 )
 from headrace.runner.torch.packing import Packer, Recipe, packed_bytes

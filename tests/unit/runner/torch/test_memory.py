@@ -1,51 +1,14 @@
 """Memory: what a process may take, and how many blocks that makes."""
 
-from pathlib import Path
-
 import pytest
 
 from headrace.core.errors import ModelTooLarge
 from headrace.runner.torch.int4 import has_native_kernel
-from headrace.runner.torch.memory import MemoryPlan, check_weights_fit, free_memory_bytes, plan_memory
+from headrace.runner.torch.memory import MemoryPlan, check_weights_fit, plan_memory
 from headrace.runner.torch.packing import Recipe, packed_bytes
 from tests.unit.runner.torch.model_rig import LADDER, Desk, model
 
 MIB = 1 << 20
-
-
-def machine(root: Path, cgroup: str = "", **files: str) -> Path:
-    """A system with 1,000 MiB available; `files` are named by their path with `__` for `/`."""
-    for name, text in {
-        "proc__meminfo": f"MemAvailable: {1000 * 1024} kB\n",
-        "proc__self__cgroup": cgroup,
-        **files,
-    }.items():
-        path = root / name.replace("__", "/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
-
-
-def test_without_limits_the_system_counts(tmp_path: Path) -> None:
-    assert free_memory_bytes(machine(tmp_path)) == 1000 * MIB
-
-
-def test_a_parent_cgroup_limits_too(tmp_path: Path) -> None:
-    limits = {
-        "sys__fs__cgroup__pod__memory.max": f"{300 * MIB}\n",
-        "sys__fs__cgroup__pod__memory.current": f"{100 * MIB}\n",
-        "sys__fs__cgroup__pod__box__memory.max": "max\n",
-        "sys__fs__cgroup__pod__box__memory.current": "5\n",
-    }
-    assert free_memory_bytes(machine(tmp_path, "0::/pod/box\n", **limits)) == 200 * MIB
-
-
-def test_the_first_version_of_cgroups(tmp_path: Path) -> None:
-    limits = {
-        "sys__fs__cgroup__memory__box__memory.limit_in_bytes": f"{400 * MIB}\n",
-        "sys__fs__cgroup__memory__box__memory.usage_in_bytes": f"{100 * MIB}\n",
-    }
-    assert free_memory_bytes(machine(tmp_path, "4:cpu:/box\n7:memory:/box\n", **limits)) == 300 * MIB
 
 
 def plan(free_bytes: int, max_blocks: int = 10**6) -> MemoryPlan:
