@@ -100,9 +100,7 @@ def choose_device(device: str, dtype: str, shape: ModelShape, look: CardLook) ->
         return "cpu"
     refused = _refusal(shape)
     if device == "auto":
-        # Experts have been proven on a card by nobody yet: whoever wants them there says so, by device or dtype.
-        is_proven = shape.experts is None or dtype != "auto"
-        if look.usable and refused is None and is_proven and dtype in DTYPES:
+        if look.usable and refused is None and dtype in DTYPES:
             return _checked(dtype, shape, look)
         if dtype in ("bf16", "fp8"):
             raise InvalidInput(f"dtype {dtype} needs a CUDA card: {refused or look.words}", param="dtype")

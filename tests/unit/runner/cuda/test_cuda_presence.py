@@ -34,6 +34,7 @@ NO_LIBRARY = "libnobody.so.1"
         ("auto", "fp8", SHAPE, CARD, "cuda"),
         ("cuda", "fp8", SHAPE, CARD, "cuda"),
         ("auto", "auto", SHAPE, OLD, "cuda"),
+        ("auto", "auto", EXPERTS, CARD, "cuda"),
         ("auto", "auto", SHAPE, NONE, "cpu"),
         # What only the CPU has is asked of the CPU.
         ("auto", "int8", SHAPE, CARD, "cpu"),
@@ -70,11 +71,6 @@ def test_what_is_not_there_is_refused_in_one_sentence(
     with pytest.raises(error) as caught:
         choose_device(device, dtype, shape, look)
     assert told in caught.value.message
-
-
-def test_experts_run_on_a_card_where_that_is_asked_for() -> None:
-    shape = replace(SHAPE, experts=ExpertShape(8, 2, 1536))
-    assert [choose_device(device, "auto", shape, CARD) for device in ("auto", "cuda")] == ["cpu", "cuda"]
 
 
 class Machine:
@@ -175,7 +171,7 @@ def test_the_version_of_kernels_is_that_of_their_sources(monkeypatch: pytest.Mon
         ("cuda", "fp8", SHAPE, True),
         ("cpu", "auto", SHAPE, False),
         ("auto", "int8", SHAPE, False),
-        ("auto", "auto", EXPERTS, False),
+        ("auto", "auto", EXPERTS, True),
         ("cuda", "auto", ODD, False),
     ],
 )
