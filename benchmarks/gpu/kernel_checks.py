@@ -224,7 +224,7 @@ def fused_checks(chance: random.Random) -> Iterator[Outcome]:
         for tail in ("", "bias", "adds", "gated"):
             yield f"row product {height}x{width} {tail}", row_product_check(height, width, tail), TOLERANCE
     for height, width, large in ((4096, 1024, False), (1024, 3072, False), (960, 576, False), (4096, 14336, True)):
-        for rows in (2, 17, 64, 130, 256):
+        for rows in (2, 17, 33, 64, 130, 256):
             for tail in ("bias", "adds", "gated"):
                 if not large or 32 < rows <= 64:
                     error = fused_product_check(rows, height, width, tail, large=large)

@@ -133,7 +133,7 @@ class TritonOps:
 
     def fuses(self, rows: int) -> bool:
         """Cards that start kernels early have what these read by."""
-        return self._may_fuse and is_worth_fusing(rows, self._largest)
+        return self._may_fuse and is_worth_fusing(rows, self._shape.hidden_size, self._largest)
 
     def start_rows(
         self, ids: Tensor, embeddings: Tensor, norm: Tensor, residual: Tensor, scaled: Tensor, squares: Squares

@@ -27,6 +27,8 @@ _MANY_ROWS = 128
 _MIDDLING = 1 << 22
 _LARGE = 1 << 24
 _LARGE_ROWS = range(33, 65)
+# More sums of squares than of so many columns take registers that the products need.
+_WIDEST = 4096
 # Programs that keep a card's memory busy.
 _ENOUGH = 90
 _TICKETS = 4096
@@ -50,10 +52,10 @@ def is_large(largest: int) -> bool:
     return largest >= _LARGE
 
 
-def is_worth_fusing(rows: int, largest: int) -> bool:
+def is_worth_fusing(rows: int, hidden: int, largest: int) -> bool:
     """Whether products of so many rows are, in a model whose largest matrix of a layer has so many elements."""
     if is_large(largest):
-        return rows in _LARGE_ROWS
+        return rows in _LARGE_ROWS and hidden <= _WIDEST
     return 1 < rows <= (_MANY_ROWS if largest >= _MIDDLING else MOST_ROWS)
 
 

@@ -23,7 +23,13 @@ pytestmark = pytest.mark.unit
 EPS = 1e-5
 TOLERANCE = 8e-3
 HOST = torch.device("cpu")
-CONFIGS = [FusedConfig(16, 32), FusedConfig(16, 16, 16, splits=2), FusedConfig(32, 64, 32, splits=3)]
+CONFIGS = [
+    FusedConfig(16, 32),
+    FusedConfig(16, 16, 16, splits=2),
+    FusedConfig(32, 64, 32, splits=3),
+    fused_config(33, 80, 96, gated=False, large=True),
+    fused_config(33, 14336, 96, gated=True, large=True),
+]
 
 
 def normal(*shape: int, seed: int = 0, size: float = 1.0) -> Tensor:
@@ -122,12 +128,13 @@ def test_rows_of_large_models_find_room_and_programs_enough(height: int, width: 
 
 
 def test_single_rows_and_most_rows_of_large_models_are_left_to_others() -> None:
-    assert is_worth_fusing(64, 6144 * 1024)
-    assert not is_worth_fusing(1, 6144 * 1024)
-    assert not is_worth_fusing(MOST_ROWS + 1, 6144 * 1024)
-    assert is_worth_fusing(MOST_ROWS, 3072 * 576) and not is_worth_fusing(MOST_ROWS, 6144 * 1024)
-    of_large = [rows for rows in range(1, MOST_ROWS + 2) if is_worth_fusing(rows, 28672 * 4096)]
+    assert is_worth_fusing(64, 1024, 6144 * 1024)
+    assert not is_worth_fusing(1, 1024, 6144 * 1024)
+    assert not is_worth_fusing(MOST_ROWS + 1, 1024, 6144 * 1024)
+    assert is_worth_fusing(MOST_ROWS, 576, 3072 * 576) and not is_worth_fusing(MOST_ROWS, 1024, 6144 * 1024)
+    of_large = [rows for rows in range(1, MOST_ROWS + 2) if is_worth_fusing(rows, 4096, 28672 * 4096)]
     assert of_large == list(range(33, 65))
+    assert not is_worth_fusing(64, 5120, 5120 * 27648)
 
 
 def test_a_row_that_is_not_finite_spoils_no_other() -> None:
