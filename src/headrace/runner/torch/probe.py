@@ -93,7 +93,7 @@ def _choose(shape: ModelShape, dtype: str, stored_bits: float) -> Choice:
 def _measure_integer(name: str, shape: ModelShape) -> KernelFigure:
     """Exact with the model's widest sums, timed on its largest layer matrix."""
     try:
-        exact = all(_is_exact(name, width) for width in {shape.hidden_size, *shape.inner_sizes})
+        exact = all(is_exact(name, width) for width in {shape.hidden_size, *shape.inner_sizes})
         kernel = KERNELS[name](_integers(2 * shape.inner_sizes[0], shape.hidden_size, LARGEST).to(torch.int8))
         planes = RowPlanes(max(ROWS), shape.hidden_size, 1)
         return _measure(name, exact, lambda rows: kernel.multiply(planes.split(rows)[0]), shape.hidden_size)
@@ -101,7 +101,7 @@ def _measure_integer(name: str, shape: ModelShape) -> KernelFigure:
         return KernelFigure(name, False, ())
 
 
-def _is_exact(name: str, width: int) -> bool:
+def is_exact(name: str, width: int) -> bool:
     """Rows and weights that are all largest, all least, and random, at every row count where kernels switch."""
     weight = _integers(48, width, LARGEST)
     weight[0], weight[1] = LARGEST, -LARGEST
