@@ -24,21 +24,20 @@ from headrace.cli.models import data_folder, model_store
 from headrace.core.errors import NotFound
 from headrace.core.proc import free_memory_bytes, usable_cores
 
-DEFAULT_MODEL = "default"
+_DEFAULT_MODEL = "default"
 _PACKAGES = ("torch", "numpy", "tokenizers", "llguidance", "gguf", "msgspec")
 
 
 def doctor(
-    model: Annotated[str, typer.Option("--model", "-m", help="Whose sizes the kernels are tried at.")] = DEFAULT_MODEL,
+    model: Annotated[str, typer.Option("--model", "-m", help="Whose sizes the kernels are tried at.")] = _DEFAULT_MODEL,
     dtype: Annotated[str, typer.Option(help="auto, fp32, int8 or int4.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
 ) -> None:
     """Say what this machine has and what Headrace makes of it. Loads no weights; takes a few seconds."""
     from headrace.cli.cores import share_cores
-
-    share_cores()
     from headrace.runner.torch.threads import take_threads
 
+    share_cores()
     take_threads()
     findings = {"machine": _machine(), "software": _software(), "models": _models(), "kernels": _kernels(model, dtype)}
     if as_json:
@@ -113,7 +112,7 @@ def _kernels(model: str, dtype: str) -> dict[str, Any]:
     try:
         checkpoint = open_checkpoint(model_store().resolve(model))
     except NotFound as error:
-        if model != DEFAULT_MODEL:
+        if model != _DEFAULT_MODEL:
             raise
         # A machine without any model is one to ask about, too.
         return {"not tried": error.message}

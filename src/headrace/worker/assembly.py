@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from headrace.core.config import EngineConfig
 from headrace.core.errors import InvalidInput
 from headrace.core.ports import Runner
+from headrace.runner.torch.threads import take_threads
 from headrace.weights.checkpoint import Checkpoint, Progress
 from headrace.weights.layout import num_parameters
 from headrace.worker.warmup import CARD_SCENES, SCENES, Scenes, measure_profile
@@ -90,8 +91,6 @@ def load_weights(checkpoint: Checkpoint, settings: LoadSettings, progress: Progr
         look = look_for_card()
         device = choose_device(settings.device, settings.dtype, checkpoint.shape, look)
         config = engine_config(checkpoint, settings, device)
-        from headrace.runner.torch.threads import take_threads
-
         take_threads(settings.threads)
         if device == "cuda":
             return _load_on_card(checkpoint, settings, config, look.words, progress, compilers)

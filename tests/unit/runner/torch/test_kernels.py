@@ -18,7 +18,7 @@ from headrace.runner.torch.rotation import Rotation
 def test_sums_are_exact_up_to_the_largest(name: str, width: int) -> None:
     torch.manual_seed(0)
     if name == "onednn" and platform.machine() == "x86_64" and not is_exact(name, width):
-        return  # there it adds its zero point in float32, and the probe sees it
+        pytest.skip("this processor's is not exact, and the probe leaves it out")
     weight = torch.randint(-LARGEST, LARGEST + 1, (40, width))
     weight[0], weight[1] = LARGEST, -LARGEST
     kernel = KERNELS[name](weight.to(torch.int8))
