@@ -8,13 +8,13 @@ from itertools import pairwise
 import torch
 from eight_checks import eight_checks
 from expert_checks import expert_checks
-from kernel_rig import BLOCK_SIZE, Pages, offsets_of, relative_error, tiles_of
+from kernel_rig import BLOCK_SIZE, Pages, normal, offsets_of, poisoned, relative_error, tiles_of
+from product_checks import product_checks
 
 from headrace.runner.cuda.kernels import plain
 from headrace.runner.cuda.kernels.activation import silu_mul
 from headrace.runner.cuda.kernels.decode_attention import DecodeConfig, DecodeScratch, decode_attention, decode_config
 from headrace.runner.cuda.kernels.fresh_attention import fresh_attention, fresh_rows
-from headrace.runner.cuda.kernels.fused_product import FusedScratch, fused_config, fused_product, start_rows
 from headrace.runner.cuda.kernels.norms import add_rms_norm, rms_norm
 from headrace.runner.cuda.kernels.prefill_attention import (
     PrefillConfig,
@@ -24,7 +24,6 @@ from headrace.runner.cuda.kernels.prefill_attention import (
     spread_over,
 )
 from headrace.runner.cuda.kernels.rotary_write import rotary_write
-from headrace.runner.cuda.kernels.row_product import row_product
 from headrace.runner.cuda.kernels.rules import apply_rules
 from headrace.runner.cuda.kernels.sampling import Draws, draw_ruled, sample
 from headrace.runner.cuda.kernels.scan import Scan
@@ -32,20 +31,11 @@ from headrace.runner.cuda.kernels.scores import score
 from headrace.runner.cuda.kernels.turned_attention import turned_attention
 from headrace.runner.cuda.layout import MOST_ROUNDS
 from headrace.runner.cuda.odd_space import PROMPT_BIT, RuledRows, Rules
-from headrace.runner.cuda.squares import Squares
 from headrace.runner.torch import luck
 
 # bf16 in, bf16 out.
 TOLERANCE = 6e-3
 Outcome = tuple[str, float, float]
-
-
-def poisoned(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.full(shape, torch.nan, device="cuda", dtype=dtype)
-
-
-def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.randn(shape, device="cuda").to(dtype)
 
 
 def all_checks(seed: int) -> Iterator[Outcome]:
@@ -54,7 +44,8 @@ def all_checks(seed: int) -> Iterator[Outcome]:
     chance = random.Random(seed)
     yield from attention_checks(chance)
     yield from row_checks()
-    yield from fused_checks(chance)
+    yield from product_checks()
+    yield from turned_checks(chance)
     yield from sampling_checks()
     yield from expert_checks()
     yield from eight_checks()
@@ -219,54 +210,13 @@ def rotary_check(tokens: int, heads: int, kv_heads: int, dim: int, *, normed: bo
     return max(errors)
 
 
-def fused_checks(chance: random.Random) -> Iterator[Outcome]:
-    for height, width in ((4096, 1024), (1024, 3072), (960, 576), (577, 1530), (4096, 14336)):
-        for tail in ("", "bias", "adds", "gated"):
-            yield f"row product {height}x{width} {tail}", row_product_check(height, width, tail), TOLERANCE
-    for height, width, large in ((4096, 1024, False), (1024, 3072, False), (960, 576, False), (4096, 14336, True)):
-        for rows in (2, 17, 33, 64, 130, 256):
-            for tail in ("bias", "adds", "gated"):
-                if not large or 32 < rows <= 64:
-                    error = fused_product_check(rows, height, width, tail, large=large)
-                    yield f"{rows} rows' product {height}x{width} {tail}", error, TOLERANCE
+def turned_checks(chance: random.Random) -> Iterator[Outcome]:
     for heads, kv_heads, dim, normed in ((16, 8, 128, True), (32, 8, 128, False), (9, 3, 64, False)):
         lengths = [chance.randint(1, 900) for _ in range(6)] + [1, 2, 16, 17, 33, 5000]
         for rows in (1, len(lengths), 300):
             config = decode_config(rows, kv_heads, 8192)
             error = turned_check(lengths, heads, kv_heads, dim, config, normed=normed)
             yield f"turned {heads}/{kv_heads}x{dim} as of {rows} rows", error, TOLERANCE
-
-
-def row_product_check(height: int, width: int, tail: str) -> float:
-    row, norm, bias = normal(1, width), normal(width), normal(height) if tail == "bias" else None
-    gated, adds = tail == "gated", tail == "adds"
-    weight = (normal(height * (1 + gated), width) * 0.05).contiguous()
-    before = normal(1, height) if adds else poisoned(1, height)
-    out = before.clone()
-    row_product(row, weight, out, norm=norm, eps=1e-5, bias=bias, adds=adds, gated=gated)
-    return relative_error(out, plain.row_product(row, weight, norm, 1e-5, bias, before if adds else None, gated=gated))
-
-
-def fused_product_check(rows: int, height: int, width: int, tail: str, *, large: bool) -> float:
-    gated, adds, device = tail == "gated", tail == "adds", torch.device("cuda")
-    x, norm, bias = normal(rows, width), normal(height if adds else width), normal(height) if tail == "bias" else None
-    weight = (normal(height * (1 + gated), width) * 0.05).contiguous()
-    before = normal(rows, height) if adds else poisoned(rows, height)
-    out, scaled, config = before.clone(), x, fused_config(rows, height, width, gated=gated, large=large)
-    left, scratch = Squares.make(height if adds else width, rows, device), FusedScratch.make(device)
-    if adds:
-        scaled = poisoned(rows, height)
-        fused_product(x, weight, out, config, scratch, norm=norm, scaled=scaled, left=left)
-        factors = (left.sums[: left.parts].double().sum(0)[:, None] / height + 1e-5).rsqrt()
-        errors = [relative_error(out, before.double() + x.double() @ weight.double().t())]
-        errors.append(relative_error(scaled.double() * factors, plain.rms_norm(out, norm, 1e-5)))
-    else:
-        residual, scaled, ids = poisoned(rows, width), poisoned(rows, width), torch.arange(rows, device=device)
-        start_rows(ids.int(), x, norm, residual, scaled, left)
-        fused_product(scaled, weight, out, config, scratch, squares=left, eps=1e-5, bias=bias, gated=gated)
-        want = plain.rms_norm(x, norm, 1e-5) @ weight.double().t() + (0 if bias is None else bias.double())
-        errors = [relative_error(out, plain.silu_mul(want) if gated else want)]
-    return torch.nan if scratch.tickets.any() else max(errors)
 
 
 def turned_check(

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 import triton
-from kernel_checks import all_checks, draws_of, normal, poisoned
-from kernel_rig import BANDWIDTH, BLOCK_SIZE, FLOPS, Pages, offsets_of, seconds, tiles_of
+from kernel_checks import all_checks, draws_of
+from kernel_rig import BANDWIDTH, BLOCK_SIZE, FLOPS, Pages, normal, offsets_of, poisoned, seconds, tiles_of
 
 from headrace.runner.cuda.kernels.activation import silu_mul
 from headrace.runner.cuda.kernels.decode_attention import DecodeConfig, DecodeScratch, decode_attention, decode_config

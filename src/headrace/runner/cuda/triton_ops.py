@@ -27,7 +27,6 @@ from headrace.runner.cuda.kernels.fused_product import (
     FusedScratch,
     fused_config,
     fused_product,
-    is_large,
     is_worth_fusing,
     start_rows,
 )
@@ -41,6 +40,13 @@ from headrace.runner.cuda.kernels.rules import apply_rules
 from headrace.runner.cuda.kernels.sampling import Draws, draw_ruled, sample
 from headrace.runner.cuda.kernels.scan import Scan
 from headrace.runner.cuda.kernels.scores import score
+from headrace.runner.cuda.kernels.streamed_product import (
+    can_stream,
+    is_worth_streaming,
+    is_worth_streaming_alone,
+    streamed_config,
+    streamed_product,
+)
 from headrace.runner.cuda.layout import MOST_ROUNDS, Layout
 from headrace.runner.cuda.odd_space import RuledRows, ScoredRows
 from headrace.runner.cuda.products import fastest_product, scaled_product
@@ -51,7 +57,6 @@ _MANY_PROGRAMS = 1056
 
 
 class TritonOps:
-    product = staticmethod(fastest_product)
     scaled_product = staticmethod(scaled_product)
     quantise = staticmethod(eights.quantise)
     rescale = staticmethod(eights.rescale)
@@ -82,7 +87,7 @@ class TritonOps:
         columns = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
         # Elements of the largest matrix of a layer.
         self._largest = shape.hidden_size * max(columns, 2 * shape.intermediate_size)
-        self._is_large = is_large(self._largest)
+        self._may_stream = can_stream(device)
         self._may_fuse = shared_bytes >= FUSED_BYTES and (device.type != "cuda" or starts_early(device))
         self.spread = 0 if self.row_exact else spread_over(shape.num_kv_heads, _multiprocessors(device))
         self._parts: PrefillScratch | None = None
@@ -131,9 +136,18 @@ class TritonOps:
         """Where programs are many, norms of queries and keys are cheaper apart (measured on an H200)."""
         return not self._shape.qk_norm or rows * self._shape.num_kv_heads < _MANY_PROGRAMS
 
+    def product(self, rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        if self._may_stream and bias is None and is_worth_streaming_alone(len(rows), weight):
+            streamed_product(rows, weight, out, streamed_config(len(rows), *weight.shape, gated=False))
+        else:
+            fastest_product(rows, weight, bias, out)
+
     def fuses(self, rows: int) -> bool:
         """Cards that start kernels early have what these read by."""
-        return self._may_fuse and is_worth_fusing(rows, self._shape.hidden_size, self._largest)
+        return self._streams(rows) or (self._may_fuse and is_worth_fusing(rows, self._largest))
+
+    def _streams(self, rows: int) -> bool:
+        return self._may_stream and is_worth_streaming(rows, self._shape, self._largest)
 
     def start_rows(
         self, ids: Tensor, embeddings: Tensor, norm: Tensor, residual: Tensor, scaled: Tensor, squares: Squares
@@ -143,12 +157,10 @@ class TritonOps:
     def normed_product(
         self, scaled: Tensor, squares: Squares, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor
     ) -> None:
-        config = fused_config(len(scaled), *weight.shape, gated=False, large=self._is_large)
-        fused_product(scaled, weight, out, config, self._pieces, squares=squares, eps=eps, bias=bias)
+        self._join(scaled, weight, out, squares=squares, eps=eps, bias=bias)
 
     def gated_product(self, scaled: Tensor, squares: Squares, weight: Tensor, eps: float, out: Tensor) -> None:
-        config = fused_config(len(scaled), len(weight) // 2, weight.shape[1], gated=True, large=self._is_large)
-        fused_product(scaled, weight, out, config, self._pieces, squares=squares, eps=eps, gated=True)
+        self._join(scaled, weight, out, squares=squares, eps=eps, gated=True)
 
     def added_product(
         self,
@@ -160,8 +172,16 @@ class TritonOps:
         scaled: Tensor,
         squares: Squares,
     ) -> None:
-        config = fused_config(len(rows), *weight.shape, gated=False, large=self._is_large)
-        fused_product(rows, weight, residual, config, self._pieces, bias=bias, norm=norm, scaled=scaled, left=squares)
+        self._join(rows, weight, residual, bias=bias, norm=norm, scaled=scaled, left=squares)
+
+    def _join(self, rows: Tensor, weight: Tensor, out: Tensor, *, gated: bool = False, **joined: Any) -> None:
+        count, height, width = len(rows), out.shape[1], rows.shape[1]
+        if self._streams(count):
+            config = streamed_config(count, height, width, gated=gated)
+            streamed_product(rows, weight, out, config, gated=gated, **joined)
+        else:
+            chosen = fused_config(count, height, width, gated=gated)
+            fused_product(rows, weight, out, chosen, self._pieces, gated=gated, **joined)
 
     def prefill_attention(
         self,

@@ -20,7 +20,7 @@ import torch
 from headrace.runner.cuda.compilers import Compilers
 
 
-class _Card:
+class Card:
     """As much of a driver as Triton asks for to launch; what is launched is noted."""
 
     def __init__(self, target: Any) -> None:
@@ -105,7 +105,7 @@ def main(trouble: str) -> dict[str, object]:
     from headrace.runner.cuda.products import fastest_product
     from tests.unit.runner.cuda.tiny_kernels import launch_both
 
-    card = _Card(GPUTarget("cuda", 90, 32))
+    card = Card(GPUTarget("cuda", 90, 32))
     driver.set_active(card)
     for name, value in {"set_device": None, "current_stream": None, "stream": nullcontext()}.items():
         setattr(torch.cuda, name, lambda *_, value=value: value)

@@ -16,11 +16,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 def starts_early(device: torch.device) -> bool:
     """Programmatic dependent launch came with compute capability 9.0."""
-    return device.type == "cuda" and _capability(device) >= (9, 0)
+    return device.type == "cuda" and capability(device) >= (9, 0)
 
 
 @lru_cache
-def _capability(device: torch.device) -> tuple[int, int]:
+def capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 

@@ -22,15 +22,10 @@ MOST_ROWS = 256
 # Of shared memory that a program may need; later cards of other kinds have half as much.
 FUSED_BYTES = 200 << 10
 # From so many elements on a library's products are the faster ones, the launches that are spared included: of many rows,
-# and of any number but these, of which large matrices are read as fast and nothing else is left to launch.
+# and of any number.
 _MANY_ROWS = 128
 _MIDDLING = 1 << 22
-_LARGE = 1 << 24
-_LARGE_ROWS = range(33, 65)
-# More sums of squares than of so many columns take registers that the products need.
-_WIDEST = 4096
-# Programs that keep a card's memory busy.
-_ENOUGH = 90
+LARGE = 1 << 24
 _TICKETS = 4096
 _PIECES = 1 << 20
 
@@ -47,22 +42,13 @@ class FusedConfig(Struct, frozen=True):
     num_stages: int = 4
 
 
-def is_large(largest: int) -> bool:
-    """Whether a model is, whose largest matrix of a layer has so many elements."""
-    return largest >= _LARGE
-
-
-def is_worth_fusing(rows: int, hidden: int, largest: int) -> bool:
+def is_worth_fusing(rows: int, largest: int) -> bool:
     """Whether products of so many rows are, in a model whose largest matrix of a layer has so many elements."""
-    if is_large(largest):
-        return rows in _LARGE_ROWS and hidden <= _WIDEST
-    return 1 < rows <= (_MANY_ROWS if largest >= _MIDDLING else MOST_ROWS)
+    return largest < LARGE and 1 < rows <= (_MANY_ROWS if largest >= _MIDDLING else MOST_ROWS)
 
 
-def fused_config(rows: int, height: int, width: int, *, gated: bool, large: bool = False) -> FusedConfig:
-    """Measured on an H200 for hidden sizes of 1024 and, `large`, 4096: some hundred programs, however few the rows are."""
-    if large:
-        return _large_config(height, width, gated=gated)
+def fused_config(rows: int, height: int, width: int, *, gated: bool) -> FusedConfig:
+    """Measured on an H200 for hidden sizes of 1024: some hundred programs, however few the rows are."""
     low, few = height < 2048, rows <= 16
     if few:
         tall, lines, splits = 16, 32, 4 if low or gated else 2
@@ -76,15 +62,6 @@ def fused_config(rows: int, height: int, width: int, *, gated: bool, large: bool
     # A part begins where a tile does.
     splits = splits if width % (splits * span) == 0 else 1
     return FusedConfig(tall, lines, span, splits, num_stages=6 if few and not gated else 4)
-
-
-def _large_config(height: int, width: int, *, gated: bool) -> FusedConfig:
-    lines = 128 if gated else 64
-    while lines > 16 and height < lines * _ENOUGH:
-        lines //= 2
-    if gated:
-        return FusedConfig(64, lines, 64, num_warps=8 if lines == 128 else 4)
-    return FusedConfig(64, lines, 64 if width % 128 else 128, num_stages=6)
 
 
 @dataclass(slots=True, frozen=True)
@@ -158,7 +135,7 @@ def fused_product(
     early = starts_early(rows.device)
     sums = squares.sums if squares is not None else scratch.pieces
     _fused[grid](
-        TensorDescriptor.from_tensor(rows, [config.rows, config.span]),
+        TensorDescriptor(rows, [filled(rows, config.rows), width], list(rows.stride()), [config.rows, config.span]),
         TensorDescriptor.from_tensor(weight, [config.lines, config.span]),
         out if bias is None else bias,
         out,
@@ -189,6 +166,13 @@ def fused_product(
         num_stages=config.num_stages,
         launch_pdl=early,
     )
+
+
+def filled(rows: Tensor, tall: int) -> int:
+    """How many rows to fetch tiles of `tall` from, so that none is cut off where there is memory behind the rows: what lies
+    there is anything, and its sums are not kept. Cut off tiles are fetched at a fraction of the speed (H200)."""
+    there = (rows.untyped_storage().nbytes() // rows.element_size() - rows.storage_offset()) // rows.stride(0)
+    return min(there, -(-len(rows) // tall) * tall)
 
 
 @triton.jit

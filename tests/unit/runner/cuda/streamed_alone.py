@@ -1,0 +1,94 @@
+# mypy: disable-error-code="import-not-found,import-untyped"
+"""Streamed products compiled ahead for a card that is not here: a program of its own, for Triton's interpreter must be off.
+
+usage: python -m tests.unit.runner.cuda.streamed_alone
+Writes as JSON, for each kernel that a card would have been given, its shared memory and what its threads leave in others'
+memory for want of registers; and what this process had to compile itself.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headrace.runner.cuda.compilers import Compilers
+from tests.unit.runner.cuda.compile_alone import Card
+
+
+class _Tray(Card):
+    """Keeps what it is given."""
+
+    def __init__(self, target: Any) -> None:
+        super().__init__(target)
+        self.given: list[tuple[int, bytes]] = []
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        self.given.append((shared, binary))
+        return super().load_binary(name, binary, shared, device)
+
+
+def _stack_bytes(binary: bytes) -> int:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        told = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    return sum(int(size) for size in re.findall(r"STACK:(\d+)", told))
+
+
+def main() -> dict[str, object]:
+    compilers = Compilers()
+    from triton import knobs
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    from headrace.runner.cuda.kernels import ahead
+    from headrace.runner.cuda.kernels.streamed_product import streamed_config, streamed_product
+    from headrace.runner.cuda.squares import Squares
+
+    card = _Tray(GPUTarget("cuda", 90, 32))
+    driver.set_active(card)
+    for name, value in {"set_device": None, "current_stream": None, "stream": nullcontext()}.items():
+        setattr(torch.cuda, name, lambda *_, value=value: value)
+    compiled: list[str] = []
+
+    def note(*, src: Any, cache_hit: bool, **_: object) -> None:
+        compiled.extend([] if cache_hit else [src.name])
+
+    knobs.compilation.listener = note
+
+    def empty(*dims: int) -> torch.Tensor:
+        return torch.empty(dims, dtype=torch.bfloat16)
+
+    def work() -> None:
+        host = torch.device("cpu")
+        for rows in (64, 128):
+            hidden, inner, squares = 4096, 14336, Squares.make(4096, rows, host)
+            squares.parts = 128
+            x, norm, wide = empty(rows, hidden), empty(hidden), empty(rows, inner)
+            settings: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]] = [
+                (x, empty(6144, hidden), empty(rows, 6144), {"squares": squares, "bias": empty(6144)}),
+                (x, empty(2 * inner, hidden), wide, {"squares": squares, "gated": True}),
+                (wide, empty(hidden, inner), x, {"norm": norm, "scaled": empty(rows, hidden), "left": squares}),
+            ]
+            for read, weight, out, joined in settings:
+                config = streamed_config(rows, out.shape[1], read.shape[1], gated="gated" in joined)
+                streamed_product(read, weight, out, config, eps=1e-5, **joined)
+
+    with ahead.compiling(work, torch.device("cpu"), compilers):
+        pass
+    work()
+    kernels = [{"shared": shared, "stack": _stack_bytes(binary)} for shared, binary in card.given]
+    return {"compiled": compiled, "kernels": kernels, "launched": len(card.launched)}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main()))
