@@ -16,6 +16,7 @@ from headrace.runner.cuda.kernels.eights import quantise, rescale
 from headrace.runner.cuda.kernels.norms import add_rms_norm, rms_norm
 from headrace.runner.cuda.kernels.rotary_write import rotary_write
 from headrace.runner.cuda.kernels.row_product import row_product
+from headrace.runner.cuda.kernels.streamed_product import streamed_config, streamed_product
 from headrace.runner.cuda.kernels.turned_attention import turned_attention
 from headrace.runner.cuda.products import scaled_product
 
@@ -50,6 +51,9 @@ def eight_checks() -> Iterator[tuple[str, float, float]]:
     yield "a row that is not finite", _not_finite(), 0.0
     for rows, height, width in ((16, 6144, 4096), (64, 28672, 4096), (32, 960, 576), (2048, 4096, 14336)):
         yield f"scaled product {rows}x{height}x{width}", _product_error(rows, height, width), TOLERANCE
+    for rows, height, width in ((16, 6144, 4096), (64, 28672, 4096), (48, 4096, 14336)):
+        error = _product_error(rows, height, width, streamed=True)
+        yield f"streamed product in eights {rows}x{height}x{width}", error, TOLERANCE
     for height, width in ((6144, 4096), (4096, 14336), (14336, 4096), (960, 576)):
         for tail in ("", "adds", "gated"):
             yield f"row product in eights {height}x{width} {tail}", _row_error(height, width, tail), TOLERANCE
@@ -83,12 +87,16 @@ def _not_finite() -> float:
     return float((found != torch.tensor([True, False, False, True, True], device="cuda")).sum())
 
 
-def _product_error(rows: int, height: int, width: int) -> float:
+def _product_error(rows: int, height: int, width: int, *, streamed: bool = False) -> float:
     weight, scale = quantise_matrix(_normal(height, width) * 0.02)
     given, left = _poisoned(rows, width)
     quantise(_normal(rows, width), given, left)
     out = torch.full((rows, height), torch.nan, device="cuda", dtype=torch.bfloat16)
-    scaled_product(given, weight, torch.ones(1, device="cuda"), scale, out)
+    if streamed:
+        config = streamed_config(rows, height, width, gated=False, itemsize=1)
+        streamed_product(given, weight, out, config, scale=scale)
+    else:
+        scaled_product(given, weight, torch.ones(1, device="cuda"), scale, out)
     return relative_error(out, given.float().double() @ weight.float().double().t() * scale.double())
 
 

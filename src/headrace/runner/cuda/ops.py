@@ -48,8 +48,8 @@ class Ops(Protocol):
         """`out` [rows, height] = `rows` [rows, width] times `weight` [height, width], plus `bias` [height]."""
 
     def scaled_product(self, rows: Tensor, weight: Tensor, unit: Tensor, scale: Tensor, out: Tensor, /) -> None:
-        """`out` [rows, height] = `rows` [rows, width] times `weight` [height, width], both in eight bits, times `unit` and
-        `scale` [1]. Rows are a multiple of 16."""
+        """`out` [rows, height] = `rows` [rows, width] times `weight` [height, width], both in eight bits, times `scale` [1].
+        `unit` is a one. Rows are a multiple of 16."""
 
     def quantise(self, rows: Tensor, out: Tensor, out_factors: Tensor, /) -> None:
         """`out` in eight bits, times `out_factors` [rows], is `rows`. Wherever an operation has `row_factors`, its rows are

@@ -57,7 +57,6 @@ _MANY_PROGRAMS = 1056
 
 
 class TritonOps:
-    scaled_product = staticmethod(scaled_product)
     quantise = staticmethod(eights.quantise)
     rescale = staticmethod(eights.rescale)
     rms_norm = staticmethod(norms.rms_norm)
@@ -141,6 +140,13 @@ class TritonOps:
             streamed_product(rows, weight, out, streamed_config(len(rows), *weight.shape, gated=False))
         else:
             fastest_product(rows, weight, bias, out)
+
+    def scaled_product(self, rows: Tensor, weight: Tensor, unit: Tensor, scale: Tensor, out: Tensor) -> None:
+        if self._may_stream and is_worth_streaming_alone(len(rows), weight):
+            config = streamed_config(len(rows), *weight.shape, gated=False, itemsize=1)
+            streamed_product(rows, weight, out, config, scale=scale)
+        else:
+            scaled_product(rows, weight, unit, scale, out)
 
     def fuses(self, rows: int) -> bool:
         """Cards that start kernels early have what these read by."""

@@ -70,18 +70,22 @@ def main() -> dict[str, object]:
 
     def work() -> None:
         host = torch.device("cpu")
-        for rows in (64, 128):
-            hidden, inner, squares = 4096, 14336, Squares.make(4096, rows, host)
+        for count in (64, 128):
+            hidden, inner, squares = 4096, 14336, Squares.make(4096, count, host)
             squares.parts = 128
-            x, norm, wide = empty(rows, hidden), empty(hidden), empty(rows, inner)
+            x, norm, wide = empty(count, hidden), empty(hidden), empty(count, inner)
             settings: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]] = [
-                (x, empty(6144, hidden), empty(rows, 6144), {"squares": squares, "bias": empty(6144)}),
+                (x, empty(6144, hidden), empty(count, 6144), {"squares": squares, "bias": empty(6144)}),
                 (x, empty(2 * inner, hidden), wide, {"squares": squares, "gated": True}),
-                (wide, empty(hidden, inner), x, {"norm": norm, "scaled": empty(rows, hidden), "left": squares}),
+                (wide, empty(hidden, inner), x, {"norm": norm, "scaled": empty(count, hidden), "left": squares}),
             ]
             for read, weight, out, joined in settings:
-                config = streamed_config(rows, out.shape[1], read.shape[1], gated="gated" in joined)
+                config = streamed_config(count, out.shape[1], read.shape[1], gated="gated" in joined)
                 streamed_product(read, weight, out, config, eps=1e-5, **joined)
+
+        rows, weight = (torch.empty(dims, dtype=torch.float8_e4m3fn) for dims in ((64, 4096), (6144, 4096)))
+        config = streamed_config(64, 6144, 4096, gated=False, itemsize=1)
+        streamed_product(rows, weight, empty(64, 6144), config, scale=torch.ones(1))
 
     with ahead.compiling(work, torch.device("cpu"), compilers):
         pass

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.runner.cuda.kernels.early import await_inputs, starts_early
+from headrace.runner.cuda.kernels.early import await_inputs, let_next_start, starts_early
 from headrace.runner.cuda.kernels.eights import in_eights
 
 _TILE = 1024
@@ -55,6 +55,7 @@ def _silu_mul_in_eights(gate_up: Tensor, out: Tensor, row_factors: Tensor, out_f
 
 @triton.jit
 def _silu_mul(gate_up, out, gate_stride, out_stride, width: tl.constexpr, tile: tl.constexpr, early: tl.constexpr):
+    let_next_start(early)
     await_inputs(early)
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * tile + tl.arange(0, tile)
@@ -76,6 +77,7 @@ def _silu_mul_eights(
     padded: tl.constexpr,
     early: tl.constexpr,
 ):
+    let_next_start(early)
     await_inputs(early)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, padded)

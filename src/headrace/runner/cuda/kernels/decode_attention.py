@@ -14,6 +14,8 @@ import triton.language as tl
 from msgspec import Struct
 from torch import Tensor
 
+from headrace.runner.cuda.kernels.early import await_inputs, let_next_start, starts_early
+
 LOG2_E = 1.4426950408889634
 
 
@@ -95,7 +97,7 @@ def decode_attention(
     [slots, max blocks]; `slots` [rows], -1 for rows that are padding and become zeros; `lengths` [slots]."""
     config, (rows, heads, dim) = scratch.config, q.shape
     kv_heads, block_size = keys.shape[1], keys.shape[2]
-    group = heads // kv_heads
+    group, early = heads // kv_heads, starts_early(q.device)
     few = triton.next_power_of_2(group)
     pieces = rows * kv_heads * config.splits * few
     assert scratch.stats.numel() >= 2 * pieces and scratch.tickets.numel() >= rows * kv_heads
@@ -125,8 +127,10 @@ def decode_attention(
         block_size=block_size,
         tile=config.tile,
         together=max(1, 4096 // (few * dim)),
+        early=early,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        launch_pdl=early,
     )
 
 
@@ -157,10 +161,13 @@ def _decode(
     block_size: tl.constexpr,
     tile: tl.constexpr,
     together: tl.constexpr,
+    early: tl.constexpr,
 ):
+    let_next_start(early)
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots + row)
     length = tl.load(lengths + slot, mask=slot >= 0, other=0)
+    await_inputs(early)
     stretch = tl.maximum(tl.cdiv(length, splits), tl.minimum(shortest, tl.cdiv(length, least)))
     stretch = tl.cdiv(stretch, tile) * tile
     first = split * stretch

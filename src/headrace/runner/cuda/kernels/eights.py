@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.runner.cuda.kernels.early import await_inputs, starts_early
+from headrace.runner.cuda.kernels.early import await_inputs, let_next_start, starts_early
 
 # The largest float8 e4m3, and what a row of zeros counts as.
 LARGEST = tl.constexpr(448.0)
@@ -62,6 +62,7 @@ def in_eights(value):
 def _quantise(
     rows, out, out_factors, row_stride, out_stride, width: tl.constexpr, padded: tl.constexpr, early: tl.constexpr
 ):
+    let_next_start(early)
     await_inputs(early)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, padded)
@@ -77,6 +78,7 @@ def _rescale(rows, row_factors, bias, row_stride, width: tl.constexpr, padded: t
     i = tl.arange(0, padded)
     held = i < width
     more = tl.load(bias + i, mask=held, other=0.0).to(tl.float32)
+    let_next_start(early)
     await_inputs(early)
     place = rows + row * row_stride + i
     value = tl.load(place, mask=held, other=0.0).to(tl.float32) * tl.load(row_factors + row) + more

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.runner.cuda.kernels.early import await_inputs, starts_early
+from headrace.runner.cuda.kernels.early import await_inputs, let_next_start, starts_early
 from headrace.runner.cuda.kernels.eights import in_eights
 
 
@@ -84,6 +84,7 @@ def _norm(
     eights: tl.constexpr,
     early: tl.constexpr,
 ):
+    let_next_start(early)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, padded)
     held = i < width

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.runner.cuda.kernels.early import await_inputs, let_next_start, starts_early
+
 # Heads that one program turns.
 _HEADS = 8
 
@@ -32,7 +34,7 @@ def rotary_write(
     left in `qkv` too, as they are in their cells."""
     tokens, heads, dim = q_out.shape
     kv_heads, block_size = keys.shape[1], keys.shape[2]
-    normed = q_norm is not None
+    normed, early = q_norm is not None, starts_early(qkv.device)
     assert normed == (k_norm is not None)
     _turn[(tokens, triton.cdiv(heads + 2 * kv_heads, _HEADS))](
         qkv,
@@ -57,7 +59,9 @@ def rotary_write(
         normed=normed,
         scaled=row_factors is not None,
         in_place=in_place,
+        early=early,
         num_warps=2,
+        launch_pdl=early,
     )
 
 
@@ -85,7 +89,10 @@ def _turn(
     normed: tl.constexpr,
     scaled: tl.constexpr,
     in_place: tl.constexpr,
+    early: tl.constexpr,
 ):
+    let_next_start(early)
+    await_inputs(early)
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * some + tl.arange(0, some))[:, None]
     i = tl.arange(0, half)[None, :]

@@ -35,8 +35,8 @@ _ROOM, _HALF_ROOM = 222_000, 110_000
 # Programs that keep a card's memory busy, and more than it runs one by one.
 _ENOUGH, _MANY = 90, 132
 _MOST_STAGES = 9
-# Bytes of a line that a tile has, at most, and elements that a line is made of.
-_SPAN_BYTES = 256
+# Bytes of a line that a tile has, or twice as many; and elements that a line has whole multiples of.
+_SPAN_BYTES = 128
 _SPAN = 64
 # What is faster so than by a library (H200): rows of large matrices, and of others in models that have none.
 _FEW_ROWS = 64
@@ -73,10 +73,10 @@ def is_worth_streaming(rows: int, shape: ModelShape, largest: int) -> bool:
 
 def is_worth_streaming_alone(rows: int, weight: Tensor) -> bool:
     """Whether one product is, which nothing is joined to."""
-    return 1 < rows <= _FEW_ROWS and weight.numel() >= LARGE and weight.shape[1] % _SPAN == 0
+    return 1 < rows <= _FEW_ROWS and weight.numel() >= LARGE and weight.shape[1] % (_SPAN_BYTES // weight.itemsize) == 0
 
 
-def streamed_config(rows: int, height: int, width: int, *, gated: bool) -> StreamedConfig:
+def streamed_config(rows: int, height: int, width: int, *, gated: bool, itemsize: int = 2) -> StreamedConfig:
     """Measured on an H200 for hidden sizes of 1024 and 4096."""
     is_large = height * width * (2 if gated else 1) >= LARGE
     tall = 128 if is_large and rows > _FEW_ROWS else 64
@@ -85,15 +85,11 @@ def streamed_config(rows: int, height: int, width: int, *, gated: bool) -> Strea
     while lines > 16 and -(-height // lines) * upright < _ENOUGH:
         lines //= 2
     room = _HALF_ROOM if -(-height // lines) * upright > _MANY else _ROOM
-    span = 2 * _SPAN
-    if width % span or room // _stage_bytes(tall, lines, span, gated=gated) < 2:
-        span = _SPAN
-    stages = min(room // _stage_bytes(tall, lines, span, gated=gated), width // span, _MOST_STAGES)
-    return StreamedConfig(tall, lines, span, stages)
-
-
-def _stage_bytes(rows: int, lines: int, span: int, *, gated: bool) -> int:
-    return (rows + (2 if gated else 1) * lines) * span * 2
+    span = _SPAN_BYTES // itemsize
+    line_bytes = (tall + (2 if gated else 1) * lines) * itemsize
+    if width % (2 * span) == 0 and room >= (2 if rows <= _FEW_ROWS else 3) * (2 * span) * line_bytes:
+        span *= 2
+    return StreamedConfig(tall, lines, span, min(room // (span * line_bytes), width // span, _MOST_STAGES))
 
 
 def streamed_product(
@@ -109,8 +105,9 @@ def streamed_product(
     norm: Tensor | None = None,
     scaled: Tensor | None = None,
     left: Squares | None = None,
+    scale: Tensor | None = None,
 ) -> None:
-    """As `fused_product`."""
+    """As `fused_product`. `rows` and `weight` in eight bits have a `scale` [1], by which their product is multiplied."""
     (count, width), height = rows.shape, out.shape[1]
     assert weight.shape == ((2 if gated else 1) * height, width) and weight.is_contiguous()
     assert width % config.span == 0 and width // config.span >= config.num_stages
@@ -123,6 +120,7 @@ def streamed_product(
     _streamed[grid](
         _tiled(rows, filled(rows, config.rows), config.rows, config.span),
         _tiled(weight, len(weight), config.lines, config.span),
+        out if scale is None else scale,
         out if bias is None else bias,
         out,
         norm if adds else out,
@@ -138,6 +136,7 @@ def streamed_product(
         width=width,
         height=height,
         most_parts=triton.next_power_of_2(squares.parts) if squares is not None else 0,
+        is_scaled=scale is not None,
         biased=bias is not None,
         gated=gated,
         adds=adds,
@@ -151,18 +150,15 @@ def streamed_product(
 
 
 def _tiled(matrix: Tensor, count: int, lines: int, span: int) -> TensorDescriptor:
-    shape = [count, matrix.shape[1]]
-    return TensorDescriptor(matrix, shape, list(matrix.stride()), [lines, span], tile_layout(lines, span))
-
-
-def tile_layout(lines: int, span: int) -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout.get_default_for([lines, span], gl.bfloat16)
+    layout = gl.NVMMASharedLayout.get_default_for([lines, span], gl.bfloat16 if matrix.itemsize == 2 else gl.float8e4nv)
+    return TensorDescriptor(matrix, [count, matrix.shape[1]], list(matrix.stride()), [lines, span], layout)
 
 
 @gluon.jit(do_not_specialize=["count", "squares_stride", "left_stride", "parts"])
 def _streamed(
     rows,
     weight,
+    scale,
     bias,
     out,
     norm,
@@ -178,6 +174,7 @@ def _streamed(
     width: gl.constexpr,
     height: gl.constexpr,
     most_parts: gl.constexpr,
+    is_scaled: gl.constexpr,
     biased: gl.constexpr,
     gated: gl.constexpr,
     adds: gl.constexpr,
@@ -188,7 +185,8 @@ def _streamed(
     num_warps: gl.constexpr,
 ):
     gdc_launch_dependents()
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, wide, 16])
+    itemsize: gl.constexpr = rows.dtype.primitive_bitwidth // 8
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, wide, 32 // itemsize])
     column = gl.program_id(0)
     first, line = gl.program_id(1) * tall, column * wide
     r = first + gl.arange(0, tall, gl.SliceLayout(1, layout))
@@ -206,6 +204,8 @@ def _streamed(
     fence_async_shared()
     for stage in gl.static_range(stages):
         _fetch_lines(weight, ws, us, full, line, height, stage * span, stage, True, tall, wide, span, gated)
+    if is_scaled:
+        scaling = gl.load(scale)
     if biased:
         added = gl.load(bias + c, mask=c < height, other=0.0).to(gl.float32)
     if adds:
@@ -219,17 +219,25 @@ def _streamed(
         factor = gl.convert_layout(factor, gl.SliceLayout(1, layout))[:, None]
     if adds:
         before = gl.load(out + place, mask=held, other=0.0)
-    total = warpgroup_mma_init(gl.zeros([tall, wide], gl.float32, layout))
-    other = warpgroup_mma_init(gl.zeros([tall, wide], gl.float32, layout))
+    nothing = gl.zeros([tall, wide], gl.float32, layout)
+    total, other = nothing, warpgroup_mma_init(nothing)
+    if itemsize == 2:
+        total = warpgroup_mma_init(nothing)
     stage, phase, last = 0, 0, stages - 1
     for step in range(width // span):
         mbarrier.wait(full.index(stage), phase)
-        total = warpgroup_mma(xs.index(stage), ws.index(stage).permute((1, 0)), total, is_async=True)
-        if gated:
-            other = warpgroup_mma(xs.index(stage), us.index(stage).permute((1, 0)), other, is_async=True)
+        x, w = xs.index(stage), ws.index(stage).permute((1, 0))
+        if itemsize == 1:
+            # The longer a sum in the tensor cores, the more it loses where its numbers have eight bits.
+            part = warpgroup_mma(x, w, nothing, use_acc=False, is_async=True)
+            total += warpgroup_mma_wait(0, deps=(part,))
+        elif gated:
+            total = warpgroup_mma(x, w, total, is_async=True)
+            other = warpgroup_mma(x, us.index(stage).permute((1, 0)), other, is_async=True)
             total, other = warpgroup_mma_wait(2, deps=(total, other))
             total, other = warpgroup_mma_init(total), warpgroup_mma_init(other)
         else:
+            total = warpgroup_mma(x, w, total, is_async=True)
             total = warpgroup_mma_init(warpgroup_mma_wait(1, deps=(total,)))
         # The tiles of the step before have been read: theirs is the place that is fetched into.
         at = (step - 1 + stages) * span
@@ -241,7 +249,11 @@ def _streamed(
         if stage == stages:
             stage = 0
             phase ^= 1
-    sums = warpgroup_mma_wait(0, deps=(total,))
+    sums = total
+    if itemsize == 2:
+        sums = warpgroup_mma_wait(0, deps=(total,))
+    if is_scaled:
+        sums *= scaling
     if most_parts > 0:
         sums *= factor
     if gated:
@@ -279,7 +291,8 @@ def _fetch_lines(
 ):
     """A tile of the matrix, or both of a pair; `full` waits for one of the rows as well."""
     lines: gl.constexpr = 2 * wide if gated else wide
-    mbarrier.expect(full.index(stage), 2 * (tall + lines) * span, pred=is_ahead)
+    itemsize: gl.constexpr = weight.dtype.primitive_bitwidth // 8
+    mbarrier.expect(full.index(stage), (tall + lines) * span * itemsize, pred=is_ahead)
     tma.async_copy_global_to_shared(weight, [line, at], full.index(stage), ws.index(stage), pred=is_ahead)
     if gated:
         tma.async_copy_global_to_shared(weight, [height + line, at], full.index(stage), us.index(stage), pred=is_ahead)
