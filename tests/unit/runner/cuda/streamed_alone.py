@@ -3,7 +3,8 @@
 
 usage: python -m tests.unit.runner.cuda.streamed_alone
 Writes as JSON, for each kernel that a card would have been given, its shared memory and what its threads leave in others'
-memory for want of registers; and what this process had to compile itself.
+memory for want of registers; in which order each waits and fetches in its loop; and what this process had to compile
+itself.
 """
 
 import json
@@ -42,6 +43,16 @@ def _stack_bytes(binary: bytes) -> int:
         file.flush()
         told = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     return sum(int(size) for size in re.findall(r"STACK:(\d+)", told))
+
+
+def _loops() -> list[list[str]]:
+    """Of each kernel, from where it waits for a tile to where it fetches the next. Compilers put in where warps meet."""
+    from triton import knobs
+
+    words = re.compile(r"mbarrier\.try_wait|wgmma\.wait_group|bar\.sync|barrier\.cta\.sync|cp\.async\.bulk\.tensor")
+    found = [words.findall(path.read_text()) for path in Path(knobs.cache.dir).rglob("_streamed.ptx")]
+    loops = [order[order.index("mbarrier.try_wait") :] for order in found]
+    return [loop[: loop.index("cp.async.bulk.tensor") + 1] for loop in loops]
 
 
 def main() -> dict[str, object]:
@@ -91,7 +102,7 @@ def main() -> dict[str, object]:
         pass
     work()
     kernels = [{"shared": shared, "stack": _stack_bytes(binary)} for shared, binary in card.given]
-    return {"compiled": compiled, "kernels": kernels, "launched": len(card.launched)}
+    return {"compiled": compiled, "kernels": kernels, "loops": _loops(), "launched": len(card.launched)}
 
 
 if __name__ == "__main__":

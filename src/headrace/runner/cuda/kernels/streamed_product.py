@@ -30,6 +30,9 @@ from headrace.runner.cuda.kernels.fused_product import LARGE, filled
 from headrace.runner.cuda.squares import Squares
 from headrace.weights.shape import ModelShape
 
+# Gluon changes with every Triton: these were tried, and 3.9 has another name for it.
+_TRITONS = ("3.6", "3.7", "3.8", "3.9")
+_fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 # Of shared memory, for a program that has a multiprocessor to itself, and for one of two.
 _ROOM, _HALF_ROOM = 222_000, 110_000
 # Programs that keep a card's memory busy, and more than it runs one by one.
@@ -61,7 +64,8 @@ class StreamedConfig(Struct, frozen=True):
 
 
 def can_stream(device: torch.device) -> bool:
-    return device.type == "cuda" and capability(device) == (9, 0)
+    is_known = triton.__version__.rpartition(".")[0] in _TRITONS
+    return is_known and device.type == "cuda" and capability(device) == (9, 0)
 
 
 def is_worth_streaming(rows: int, shape: ModelShape, largest: int) -> bool:
@@ -213,7 +217,7 @@ def _streamed(
     # All before this is no other launch's.
     gdc_wait()
     for stage in gl.static_range(stages):
-        tma.async_copy_global_to_shared(rows, [first, stage * span], full.index(stage), xs.index(stage))
+        _fetch(rows, [first, stage * span], full.index(stage), xs.index(stage))
     if most_parts > 0:
         factor = _factors(squares, squares_stride, first, count, parts, eps, width, most_parts, tall, num_warps)
         factor = gl.convert_layout(factor, gl.SliceLayout(1, layout))[:, None]
@@ -243,7 +247,7 @@ def _streamed(
         at = (step - 1 + stages) * span
         is_ahead = (step > 0) & (at < width)
         _fetch_lines(weight, ws, us, full, line, height, at, last, is_ahead, tall, wide, span, gated)
-        tma.async_copy_global_to_shared(rows, [first, at], full.index(last), xs.index(last), pred=is_ahead)
+        _fetch(rows, [first, at], full.index(last), xs.index(last), pred=is_ahead)
         last = stage
         stage += 1
         if stage == stages:
@@ -293,9 +297,9 @@ def _fetch_lines(
     lines: gl.constexpr = 2 * wide if gated else wide
     itemsize: gl.constexpr = weight.dtype.primitive_bitwidth // 8
     mbarrier.expect(full.index(stage), (tall + lines) * span * itemsize, pred=is_ahead)
-    tma.async_copy_global_to_shared(weight, [line, at], full.index(stage), ws.index(stage), pred=is_ahead)
+    _fetch(weight, [line, at], full.index(stage), ws.index(stage), pred=is_ahead)
     if gated:
-        tma.async_copy_global_to_shared(weight, [height + line, at], full.index(stage), us.index(stage), pred=is_ahead)
+        _fetch(weight, [height + line, at], full.index(stage), us.index(stage), pred=is_ahead)
 
 
 @gluon.jit

@@ -72,7 +72,7 @@ def test_a_matrix_alone_is_worth_it_for_few_rows() -> None:
     assert is_worth_streaming_alone(64, eights[:, :4096]) and not is_worth_streaming_alone(64, eights)
 
 
-def test_no_other_card_is_asked_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_other_card_is_asked_for_them_and_no_unknown_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     from headrace.runner.cuda.kernels import early
 
     card = torch.device("cuda", 0)
@@ -80,6 +80,11 @@ def test_no_other_card_is_asked_for_them(monkeypatch: pytest.MonkeyPatch) -> Non
         early.capability.cache_clear()
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
         assert can_stream(card) == is_able
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    early.capability.cache_clear()
+    for version, is_known in (("3.8.1", True), ("3.60.0", False), ("4.0.0", False)):
+        monkeypatch.setattr("triton.__version__", version)
+        assert can_stream(card) == is_known
     early.capability.cache_clear()
     assert not can_stream(torch.device("cpu"))
 
@@ -94,3 +99,7 @@ def test_they_compile_ahead_and_need_no_more_than_a_card_has(tmp_path: Path, mon
     for kernel in found["kernels"]:
         assert kernel["shared"] <= SHARED_BYTES
         assert kernel["stack"] == 0
+    assert len(found["loops"]) == 7
+    for loop in found["loops"]:
+        # No warp fetches into a tile that another one still reads.
+        assert {"bar.sync", "barrier.cta.sync"} & set(loop[loop.index("wgmma.wait_group") :])
