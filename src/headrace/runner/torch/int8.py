@@ -18,17 +18,36 @@ from headrace.runner.torch.planes import FEW, STEP, RowPlanes
 PlanesOf = Callable[[int, int], RowPlanes]
 
 _STEP = np.float32(STEP)
+# Weights that are quantised at a time: few enough to stay in a processor's cache.
+_SLICE = 1 << 18
 
 
-def quantise(weight: Tensor, planes: int = 1) -> tuple[Tensor, Tensor]:
-    """weight [n, k] as int8 [planes * n, k], high plane first, and one scale per row [n]."""
-    scales = weight.abs().amax(1, keepdim=True).div_(LARGEST if planes == 1 else LARGEST * STEP)
+def quantise(weight: Tensor, planes: int = 1, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """weight [n, k], its columns times `factors` [k], as int8 [planes * n, k], high plane first, and one scale per row
+    [n]."""
+    count, width = weight.shape
+    integers = torch.empty(planes, count, width, dtype=torch.int8)
+    scales = torch.empty(count, 1)
+    step = max(1, _SLICE // width)
+    for start in range(0, count, step):
+        rows = slice(start, start + step)
+        _quantise_rows(weight[rows] if factors is None else weight[rows] * factors, integers[:, rows], scales[rows])
+    return integers.view(-1, width), scales.view(-1)
+
+
+def _quantise_rows(weight: Tensor, integers: Tensor, scales: Tensor) -> None:
+    """Into integers [planes, n, k] and scales [n, 1]."""
+    planes = integers.shape[0]
+    low, high = torch.aminmax(weight, dim=1, keepdim=True)
+    torch.maximum(high, low.neg_(), out=scales).div_(LARGEST if planes == 1 else LARGEST * STEP)
     scales.masked_fill_(scales == 0.0, 1.0)
     whole = weight.div(scales).round_()
     if planes == 1:
-        return whole.to(torch.int8), scales.view(-1)
+        integers[0] = whole
+        return
     high = whole.div(STEP).round_()
-    return torch.cat((high, whole - high * STEP)).to(torch.int8), scales.view(-1)
+    integers[0] = high
+    integers[1] = whole.sub_(high, alpha=STEP)
 
 
 class Int8Linear:
@@ -45,9 +64,7 @@ class Int8Linear:
         planes: int = 1,
         weight_planes: int = 1,
     ) -> None:
-        if norm is not None:
-            weight = weight * norm.weight
-        integers, self._scales = quantise(weight, weight_planes)
+        integers, self._scales = quantise(weight, weight_planes, None if norm is None else norm.weight)
         self._matrix = IntegerMatrix(integers, ladder)
         self._planes = planes_of(weight.shape[1], planes)
         self._scale_array = self._scales.numpy()

@@ -16,6 +16,7 @@ from headrace.runner.torch.planes import MARGIN, PEAK
 
 # Weights lie in -LARGEST..LARGEST.
 LARGEST = 127
+_SLICE = 512
 
 
 class Kernel(Protocol):
@@ -74,7 +75,7 @@ class WideKernel:
     def __init__(self, weight: Tensor) -> None:
         self._width = weight.shape[1]
         most = 2**24 // (PEAK * LARGEST)
-        self._parts = [(start, part.t().float().contiguous()) for start, part in _cut(weight, most)]
+        self._parts = [(start, _transposed(part)) for start, part in _cut(weight, most)]
 
     def multiply(self, rows: Tensor) -> Tensor:
         products = [rows[:, start : start + part.shape[0]] @ part for start, part in self._parts]
@@ -107,6 +108,14 @@ class IntegerMatrix:
             if rows.shape[0] <= limit:
                 return kernel.multiply(rows)
         return self._rungs[-1][1].multiply(rows)
+
+
+def _transposed(weight: Tensor) -> Tensor:
+    """As float32, a slice of rows at a time: turned in one piece, most of what is read falls out of the cache unused."""
+    turned = torch.empty(weight.shape[1], weight.shape[0])
+    for start in range(0, weight.shape[0], _SLICE):
+        turned[:, start : start + _SLICE] = weight[start : start + _SLICE].t()
+    return turned
 
 
 def _cut(weight: Tensor, most: int) -> list[tuple[int, Tensor]]:

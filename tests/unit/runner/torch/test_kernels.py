@@ -5,9 +5,10 @@ import platform
 import pytest
 import torch
 
+from headrace.runner.torch import int8, kernels
 from headrace.runner.torch.int4 import GROUP, quantise_groups
 from headrace.runner.torch.int8 import quantise
-from headrace.runner.torch.kernels import KERNELS, LARGEST, IntegerMatrix, OneDnnKernel
+from headrace.runner.torch.kernels import KERNELS, LARGEST, IntegerMatrix, OneDnnKernel, WideKernel
 from headrace.runner.torch.planes import PEAK, STEP, RowPlanes
 from headrace.runner.torch.probe import is_exact
 from headrace.runner.torch.rotation import Rotation
@@ -77,6 +78,27 @@ def test_two_weight_planes_hold_fifteen_bits() -> None:
     integers, scales = quantise(weight, 2)
     whole = integers[:6].double() * STEP + integers[6:].double()
     assert (whole * scales[:, None] - weight).abs().max() < weight.abs().max() / 2**13
+
+
+@pytest.mark.parametrize("planes", [1, 2])
+def test_weights_are_quantised_slice_by_slice_as_in_one_piece(planes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, factors = torch.randn(37, 50), torch.rand(50)
+    weight[4], weight[5] = 0.0, -weight[5].abs()
+    whole = quantise(weight * factors, planes)
+    for size in (1, 100, 350):
+        monkeypatch.setattr(int8, "_SLICE", size)
+        assert all(torch.equal(*each) for each in zip(quantise(weight, planes, factors), whole, strict=True))
+    assert whole[0].shape == (planes * 37, 50) and whole[1][4] == 1.0
+    assert whole[0][:37].abs().amax(1).tolist() == [LARGEST if row != 4 else 0 for row in range(37)]
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_a_wide_matrix_is_turned_slice_by_slice(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_SLICE", size)
+    weight = torch.randint(-LARGEST, LARGEST + 1, (50, 1200))
+    rows = torch.randint(-PEAK, PEAK + 1, (3, 1200))
+    product = WideKernel(weight.to(torch.int8)).multiply(rows.float())
+    assert torch.equal(product, (rows.double() @ weight.double().t()).float())
 
 
 def test_groups_return_what_four_bits_can_hold() -> None:
