@@ -18,6 +18,8 @@ from headrace.text.matchers import Matchers
 from headrace.text.tokenizer import Tokenizer
 from headrace.weights.checkpoint import open_checkpoint
 from headrace.worker.assembly import LoadSettings, load_weights
+from headrace.worker.pace import Pace
+from headrace.worker.shelf import Shelf
 from headrace.worker.warmup import SCENES, Scenes
 
 # Part done, from 0 to 1, and a few words.
@@ -26,7 +28,7 @@ Report = Callable[[float, str], None]
 
 class MountedModel:
     """`is_measured`: the configuration's profile is the truth, and no steps need be timed; else `scenes` say which.
-    `device_id` names the accelerator as its driver does; empty where it runs on none."""
+    `pace` finds its profile. `device_id` names the accelerator as its driver does; empty where it runs on none."""
 
     def __init__(
         self,
@@ -39,6 +41,7 @@ class MountedModel:
         dtype: str = "",
         is_measured: bool = False,
         scenes: Scenes = SCENES,
+        pace: Pace | None = None,
         device_id: str = "",
     ) -> None:
         self.runner = runner
@@ -49,6 +52,7 @@ class MountedModel:
         self.dtype = dtype
         self.is_measured = is_measured
         self.scenes = scenes
+        self.pace = pace or Pace()
         self.device_id = device_id
         self.closing = ExitStack()
         self.closing.callback(runner.close)
@@ -98,10 +102,15 @@ def mount_fake(model: ModelConfig, tenants: tuple[TenantConfig, ...], report: Re
 
 
 def mount_torch(
-    path: Path, model: ModelConfig, tenants: tuple[TenantConfig, ...], report: Report, index: int = 0
+    path: Path,
+    model: ModelConfig,
+    tenants: tuple[TenantConfig, ...],
+    report: Report,
+    index: int = 0,
+    shelf: Shelf | None = None,
 ) -> MountedModel:
     """Raises InvalidModel for files that are no model, ModelTooLarge when it does not fit. Replica `index` takes the card
-    of that number, where there are several."""
+    of that number, where there are several. What is found out about the processor is kept on the `shelf`."""
     from msgspec.structs import replace
 
     settings = LoadSettings(
@@ -129,7 +138,7 @@ def mount_torch(
                 if done >= total and not making:
                     making.append(beside.submit(lexicon))
 
-            loaded = load_weights(checkpoint, settings, progress)
+            loaded = load_weights(checkpoint, settings, progress, shelf)
             made = making[0].result() if making else lexicon()
         mounted = MountedModel(
             loaded.runner,
@@ -139,6 +148,7 @@ def mount_torch(
             fingerprint=loaded.runner.fingerprint,
             dtype=loaded.dtype,
             scenes=loaded.scenes,
+            pace=None if loaded.paced_by is None else Pace(shelf, loaded.runner.fingerprint, loaded.paced_by),
             device_id=loaded.device_id,
         )
     except BaseException:
