@@ -64,7 +64,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", _sizes(512, 8, 2, 128, 1792, sliding_window=None)),
     "qwen2": ("Qwen2", _sizes(896, 14, 2, 64, 1216)),
     "qwen3": ("Qwen3", _sizes(512, 16, 8, 128, 1536, tie_word_embeddings=True)),
-    # Its matrices are large enough for products of their own.
+    # Their matrices are large enough for products of their own.
+    "middling": ("Qwen2", _sizes(1024, 16, 8, 64, 2816)),
     "wide": ("Mistral", _sizes(2048, 16, 4, 128, 4608, sliding_window=None)),
     "mixtral": ("Mixtral", _sizes(512, 8, 2, 128, 1024, num_local_experts=8, num_experts_per_tok=2)),
     "qwen3moe": (

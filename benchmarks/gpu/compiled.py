@@ -86,7 +86,7 @@ def decode(card: int, dim: int, group: int, rows: int, *, turned: bool, scaled: 
     few = triton.next_power_of_2(group)
     types = _PAGES | _STRETCHES | {"out": HALF, "out_stride": INT}
     constants = {"kv_heads": 8, "group": group, "few": few, "rows": max(16, few), "dim": dim, "block_size": 16}
-    constants |= {"tile": config.tile, "together": max(1, 4096 // (few * dim))}
+    constants |= {"tile": config.tile, "together": max(1, 4096 // (few * dim)), "early": card >= 90}
     kernel = decode_attention._decode
     if turned:
         kernel = turned_attention._turned
@@ -100,7 +100,7 @@ def decode(card: int, dim: int, group: int, rows: int, *, turned: bool, scaled: 
             "qkv_stride": INT,
             "row_factors": WIDE,
         }
-        constants |= {"normed": True, "scaled": scaled, "ahead": config.ahead, "early": card >= 90}
+        constants |= {"normed": True, "scaled": scaled, "ahead": config.ahead}
     else:
         types |= {"q": HALF, "q_stride": INT}
     return build(kernel, types, constants, card, config.num_warps, config.num_stages)

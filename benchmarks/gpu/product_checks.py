@@ -17,7 +17,7 @@ from headrace.runner.cuda.kernels.fused_product import (
     start_rows,
 )
 from headrace.runner.cuda.kernels.row_product import row_product
-from headrace.runner.cuda.kernels.streamed_product import streamed_config, streamed_product
+from headrace.runner.cuda.kernels.streamed_product import can_stream, streamed_config, streamed_product
 from headrace.runner.cuda.squares import Squares
 
 # bf16 in, bf16 out.
@@ -38,14 +38,20 @@ def product_checks() -> Iterator[tuple[str, float, float]]:
     for height, width in ((4096, 1024), (1024, 3072), (960, 576), (577, 1530), (4096, 14336)):
         for tail in ("", "bias", "adds", "gated"):
             yield f"row product {height}x{width} {tail}", row_product_check(height, width, tail), TOLERANCE
+    may_stream = can_stream(torch.device("cuda"))
     for height, width, streamed in JOINED:
+        if streamed and not may_stream:
+            continue
         for rows in (2, 33, 64, 113, 256):
             for tail in ("bias", "adds", "gated"):
                 error = joined_product_check(rows, height, width, tail, streamed=streamed)
                 name = "streamed" if streamed else "joined"
                 yield f"{rows} rows {name} {height}x{width} {tail}", error, TOLERANCE
-    error = streamed_alone_check(50, 128256, 4096)
-    yield "50 rows streamed 128256x4096", error, TOLERANCE
+    if may_stream:
+        yield "50 rows streamed 128256x4096", streamed_alone_check(50, 128256, 4096), TOLERANCE
+        for rows, hidden, inner in ((2, 1024, 3072), (64, 2560, 9728), (64, 4096, 14336), (128, 4096, 14336)):
+            error = chain_check(rows, hidden, inner)
+            yield f"{rows} rows streamed down and up {hidden}x{inner}", error, TOLERANCE
 
 
 def row_product_check(height: int, width: int, tail: str) -> float:
@@ -90,6 +96,21 @@ def joined_product_check(rows: int, height: int, width: int, tail: str, *, strea
         want = plain.rms_norm(x, norm, 1e-5) @ weight.double().t() + (0 if bias is None else bias.double())
         errors = [relative_error(out, plain.silu_mul(want) if gated else want)]
     return torch.nan if scratch.tickets.any() else max(errors)
+
+
+def chain_check(rows: int, hidden: int, inner: int) -> float:
+    """A layer's end and the next one's beginning: what one product leaves of squares, in many parts, another reads."""
+    x, residual, norm = normal(rows, inner), normal(rows, hidden), normal(hidden)
+    down, up = normal(hidden, inner) * 0.02, normal(2 * inner, hidden) * 0.02
+    before, scaled, out = residual.clone(), poisoned(rows, hidden), poisoned(rows, inner)
+    left = Squares.make(hidden, rows, torch.device("cuda"))
+    config = streamed_config(rows, hidden, inner, gated=False)
+    streamed_product(x, down, residual, config, norm=norm, scaled=scaled, left=left)
+    config = streamed_config(rows, inner, hidden, gated=True)
+    streamed_product(scaled, up, out, config, squares=left, eps=1e-5, gated=True)
+    errors = [relative_error(residual, before.double() + x.double() @ down.double().t())]
+    errors.append(relative_error(out, plain.silu_mul(plain.rms_norm(residual, norm, 1e-5) @ up.double().t())))
+    return max(errors)
 
 
 def streamed_alone_check(rows: int, height: int, width: int) -> float:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Where cuBLASLt's own choice of kernel is the faster one, measured on an H200: matrices of this size, and these rows.
-_LARGE = 1 << 24
+# Elements of a matrix that is large.
+LARGE = 1 << 24
+# Where cuBLASLt's own choice of kernel is the faster one, measured on an H200: large matrices, and these rows.
 _FLAT_ROWS = range(25, 97)
 _TALL_ROWS = range(49, 65)
 
@@ -51,7 +52,7 @@ def fastest_product(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tens
         return
     height, width = weight.shape
     chosen = _FLAT_ROWS if width >= height else _TALL_ROWS
-    if not rows.is_cuda or len(rows) not in chosen or weight.numel() < _LARGE:
+    if not rows.is_cuda or len(rows) not in chosen or weight.numel() < LARGE:
         library_product(rows, weight, bias, out)
         return
     usual = torch.backends.cuda.preferred_blas_library()

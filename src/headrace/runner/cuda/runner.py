@@ -386,7 +386,9 @@ class CudaRunner:
 
 def _check_fp8(shape: ModelShape, ops: Ops) -> None:
     if ops.row_exact:
-        raise InvalidInput("fp8 is not row-exact: its products are the library's, by the number of rows", param="dtype")
+        raise InvalidInput(
+            "fp8 is not row-exact: which of its products is made depends on the number of rows", param="dtype"
+        )
     refused = fp8_refusal(shape)
     if refused is not None:
         raise InvalidModel(f"fp8 cannot run this model: {refused}", param="dtype")

@@ -84,6 +84,7 @@ class TritonOps:
         self.fresh_rows = 0 if self.row_exact else fresh_rows(*heads, device, shared_bytes)
         self._pieces = FusedScratch.make(device)
         columns = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+        self._widths = (shape.hidden_size, shape.num_heads * shape.head_dim, shape.intermediate_size)
         # Elements of the largest matrix of a layer.
         self._largest = shape.hidden_size * max(columns, 2 * shape.intermediate_size)
         self._may_stream = can_stream(device)
@@ -153,7 +154,7 @@ class TritonOps:
         return self._streams(rows) or (self._may_fuse and is_worth_fusing(rows, self._largest))
 
     def _streams(self, rows: int) -> bool:
-        return self._may_stream and is_worth_streaming(rows, self._shape, self._largest)
+        return self._may_stream and is_worth_streaming(rows, self._widths, self._largest)
 
     def start_rows(
         self, ids: Tensor, embeddings: Tensor, norm: Tensor, residual: Tensor, scaled: Tensor, squares: Squares
@@ -182,7 +183,7 @@ class TritonOps:
 
     def _join(self, rows: Tensor, weight: Tensor, out: Tensor, *, gated: bool = False, **joined: Any) -> None:
         count, height, width = len(rows), out.shape[1], rows.shape[1]
-        if self._streams(count):
+        if self._streams(count) and weight.dtype == torch.bfloat16:
             config = streamed_config(count, height, width, gated=gated)
             streamed_product(rows, weight, out, config, gated=gated, **joined)
         else:

@@ -3,7 +3,8 @@
 
 A program of a kernel launched with `launch_pdl` must call `await_inputs` before it reads or writes anything that another
 kernel of the same step writes or reads, and at least one program of every launch must call it: the next kernel waits
-for this one alone.
+for this one alone. What `begin` wrote may be read before: between it and the first such kernel of a step lies a launch that
+is not early (`start_rows`, or the choice of embeddings).
 """
 
 from functools import lru_cache

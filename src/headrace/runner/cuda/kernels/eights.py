@@ -74,11 +74,11 @@ def _quantise(
 
 @triton.jit
 def _rescale(rows, row_factors, bias, row_stride, width: tl.constexpr, padded: tl.constexpr, early: tl.constexpr):
+    let_next_start(early)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, padded)
     held = i < width
     more = tl.load(bias + i, mask=held, other=0.0).to(tl.float32)
-    let_next_start(early)
     await_inputs(early)
     place = rows + row * row_stride + i
     value = tl.load(place, mask=held, other=0.0).to(tl.float32) * tl.load(row_factors + row) + more

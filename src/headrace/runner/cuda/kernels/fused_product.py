@@ -16,6 +16,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace.runner.cuda.kernels.early import await_inputs, let_next_start, starts_early
+from headrace.runner.cuda.products import LARGE
 from headrace.runner.cuda.squares import Squares
 
 MOST_ROWS = 256
@@ -25,7 +26,6 @@ FUSED_BYTES = 200 << 10
 # and of any number.
 _MANY_ROWS = 128
 _MIDDLING = 1 << 22
-LARGE = 1 << 24
 _TICKETS = 4096
 _PIECES = 1 << 20
 
@@ -171,8 +171,8 @@ def fused_product(
 def filled(rows: Tensor, tall: int) -> int:
     """How many rows to fetch tiles of `tall` from, so that none is cut off where there is memory behind the rows: what lies
     there is anything, and its sums are not kept. Cut off tiles are fetched at a fraction of the speed (H200)."""
-    there = (rows.untyped_storage().nbytes() // rows.element_size() - rows.storage_offset()) // rows.stride(0)
-    return min(there, -(-len(rows) // tall) * tall)
+    behind = rows.untyped_storage().nbytes() // rows.element_size() - rows.storage_offset() - rows.shape[1]
+    return min(1 + behind // rows.stride(0), -(-len(rows) // tall) * tall)
 
 
 @triton.jit

@@ -26,11 +26,11 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from headrace.runner.cuda.kernels.early import capability
-from headrace.runner.cuda.kernels.fused_product import LARGE, filled
+from headrace.runner.cuda.kernels.fused_product import filled
+from headrace.runner.cuda.products import LARGE
 from headrace.runner.cuda.squares import Squares
-from headrace.weights.shape import ModelShape
 
-# Gluon changes with every Triton: these were tried, and 3.9 has another name for it.
+# Gluon changes with every Triton: it was compiled with these, of which 3.9 has another name for it.
 _TRITONS = ("3.6", "3.7", "3.8", "3.9")
 _fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 # Of shared memory, for a program that has a multiprocessor to itself, and for one of two.
@@ -38,6 +38,8 @@ _ROOM, _HALF_ROOM = 222_000, 110_000
 # Programs that keep a card's memory busy, and more than it runs one by one.
 _ENOUGH, _MANY = 90, 132
 _MOST_STAGES = 9
+# Numbers that it can multiply.
+_KINDS = (torch.bfloat16, torch.float8_e4m3fn)
 # Bytes of a line that a tile has, or twice as many; and elements that a line has whole multiples of.
 _SPAN_BYTES = 128
 _SPAN = 64
@@ -68,16 +70,17 @@ def can_stream(device: torch.device) -> bool:
     return is_known and device.type == "cuda" and capability(device) == (9, 0)
 
 
-def is_worth_streaming(rows: int, shape: ModelShape, largest: int) -> bool:
-    """Whether products of so many rows are, in a model whose largest matrix of a layer has so many elements."""
-    widths = (shape.hidden_size, shape.num_heads * shape.head_dim, shape.intermediate_size)
-    is_fit = shape.hidden_size in _WIDTHS and not any(width % _SPAN for width in widths)
+def is_worth_streaming(rows: int, widths: tuple[int, ...], largest: int) -> bool:
+    """Whether products of so many rows are, in a model whose matrices have these widths, the hidden size first, and the
+    largest of a layer so many elements."""
+    is_fit = widths[0] in _WIDTHS and not any(width % _SPAN for width in widths)
     return is_fit and (rows in _LARGE_ROWS if largest >= LARGE else 1 < rows <= _MOST_ROWS)
 
 
 def is_worth_streaming_alone(rows: int, weight: Tensor) -> bool:
     """Whether one product is, which nothing is joined to."""
-    return 1 < rows <= _FEW_ROWS and weight.numel() >= LARGE and weight.shape[1] % (_SPAN_BYTES // weight.itemsize) == 0
+    is_fit = weight.dtype in _KINDS and weight.shape[1] % (_SPAN_BYTES // weight.itemsize) == 0
+    return is_fit and 1 < rows <= _FEW_ROWS and weight.numel() >= LARGE
 
 
 def streamed_config(rows: int, height: int, width: int, *, gated: bool, itemsize: int = 2) -> StreamedConfig:
@@ -85,8 +88,9 @@ def streamed_config(rows: int, height: int, width: int, *, gated: bool, itemsize
     is_large = height * width * (2 if gated else 1) >= LARGE
     tall = 128 if is_large and rows > _FEW_ROWS else 64
     upright = -(-rows // tall)
-    lines = 64 if gated else 128
-    while lines > 16 and -(-height // lines) * upright < _ENOUGH:
+    # Each tile of lines leaves a sum of squares, and more than 128 of them would take registers that products need.
+    lines, least = 64 if gated else 128, 16 if height <= 2048 else 32
+    while lines > least and -(-height // lines) * upright < _ENOUGH:
         lines //= 2
     room = _HALF_ROOM if -(-height // lines) * upright > _MANY else _ROOM
     span = _SPAN_BYTES // itemsize
@@ -115,7 +119,8 @@ def streamed_product(
     (count, width), height = rows.shape, out.shape[1]
     assert weight.shape == ((2 if gated else 1) * height, width) and weight.is_contiguous()
     assert width % config.span == 0 and width // config.span >= config.num_stages
-    assert not (gated and (norm is not None or bias is not None))
+    assert rows.dtype == weight.dtype and rows.dtype in _KINDS
+    assert not (gated and (norm is not None or bias is not None or scale is not None))
     adds = norm is not None and scaled is not None and left is not None
     grid = (triton.cdiv(height, config.lines), triton.cdiv(count, config.rows))
     if adds:

@@ -128,6 +128,7 @@ def test_what_lies_behind_the_rows_is_fetched_and_left_out() -> None:
     held = torch.full((16, 64), torch.nan, dtype=HALF)
     held[:5] = normal(5, 64)
     assert [filled(held[:5], 16), filled(held[3:5], 16), filled(held[:5].clone(), 16)] == [16, 13, 5]
+    assert filled(torch.empty(16, 192)[:, 64:128], 16) == 16
     weight, out = normal(32, 64, seed=1), torch.full((5, 32), torch.nan, dtype=HALF)
     fused_product(held[:5], weight, out, FusedConfig(16, 32), scratch())
     assert relative_error(out, held[:5].double() @ weight.double().t()) < TOLERANCE

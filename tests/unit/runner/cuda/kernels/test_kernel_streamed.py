@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from msgspec.structs import replace
+from torch import Tensor
 
+from headrace.runner.cuda import triton_ops
 from headrace.runner.cuda.kernels.streamed_product import (
     StreamedConfig,
     can_stream,
@@ -18,7 +20,8 @@ from headrace.runner.cuda.kernels.streamed_product import (
     is_worth_streaming_alone,
     streamed_config,
 )
-from headrace.runner.cuda.squares import LEAST_COLUMNS
+from headrace.runner.cuda.squares import LEAST_COLUMNS, Squares
+from headrace.runner.cuda.triton_ops import TritonOps
 from headrace.weights.shape import ModelShape
 
 pytestmark = pytest.mark.unit
@@ -26,14 +29,23 @@ pytestmark = pytest.mark.unit
 ROOT = Path(__file__).resolve().parents[5]
 # Of a card of compute capability 9.0, for one program.
 SHARED_BYTES = 227 << 10
-SMALL = ModelShape("qwen3", 1024, 28, 16, 8, 128, 3072, 151936, 40960, 1e-6, 1e6)
-LARGE = ModelShape("llama", 4096, 32, 32, 8, 128, 14336, 128256, 131072, 1e-5, 5e5)
+SMALL, LARGE = (1024, 2048, 3072), (4096, 4096, 14336)
 OF_SMALL, OF_LARGE = 6144 * 1024, 28672 * 4096
 
 
 @pytest.mark.parametrize(
     ("height", "width"),
-    [(4096, 1024), (1024, 2048), (3072, 1024), (6144, 4096), (4096, 14336), (14336, 4096), (128256, 4096), (100, 2112)],
+    [
+        (4096, 1024),
+        (1024, 2048),
+        (3072, 1024),
+        (6144, 4096),
+        (4096, 14336),
+        (14336, 4096),
+        (2560, 9728),
+        (128256, 4096),
+        (100, 2112),
+    ],
 )
 @pytest.mark.parametrize(("gated", "itemsize"), [(False, 2), (True, 2), (False, 1)])
 def test_every_number_of_rows_finds_room(height: int, width: int, gated: bool, itemsize: int) -> None:
@@ -46,7 +58,9 @@ def test_every_number_of_rows_finds_room(height: int, width: int, gated: bool, i
         assert width % config.span == 0 and 2 <= config.num_stages <= width // config.span
         assert config.lines >= LEAST_COLUMNS and config.num_warps in (4, 8)
         programs = -(-height // config.lines) * -(-rows // config.rows)
-        assert programs >= 90 or config.lines == LEAST_COLUMNS
+        assert programs >= 90 or config.lines == (LEAST_COLUMNS if height <= 2048 else 32)
+        # What is left of squares by products that raise the hidden states.
+        assert height > 4096 or -(-height // config.lines) <= 128
 
 
 def test_few_rows_of_a_large_matrix_read_it_once() -> None:
@@ -58,15 +72,15 @@ def test_models_and_rows_that_were_not_faster_so_are_left_to_others() -> None:
     assert [rows for rows in range(1, 300) if is_worth_streaming(rows, SMALL, OF_SMALL)] == list(range(2, 257))
     of_large = [rows for rows in range(1, 300) if is_worth_streaming(rows, LARGE, OF_LARGE)]
     assert of_large == [*range(2, 65), *range(113, 129)]
-    assert not is_worth_streaming(64, replace(LARGE, hidden_size=5120), OF_LARGE)
-    assert not is_worth_streaming(64, replace(LARGE, intermediate_size=14340), OF_LARGE)
-    assert not is_worth_streaming(64, replace(SMALL, hidden_size=576), 3072 * 576)
+    for widths in ((5120, 5120, 14336), (4096, 4096, 14340), (4096, 4100, 14336), (576, 576, 1536)):
+        assert not is_worth_streaming(64, widths, OF_LARGE) and not is_worth_streaming(64, widths, OF_SMALL)
 
 
 def test_a_matrix_alone_is_worth_it_for_few_rows() -> None:
     head = torch.empty(128256, 4096, dtype=torch.bfloat16, device="meta")
     assert [is_worth_streaming_alone(rows, head) for rows in (1, 2, 64, 65)] == [False, True, True, False]
     assert not is_worth_streaming_alone(64, head[:1024])
+    assert not is_worth_streaming_alone(64, head.float())
     assert not is_worth_streaming_alone(64, head[:, :4090])
     eights = torch.empty(28672, 4160, dtype=torch.float8_e4m3fn, device="meta")
     assert is_worth_streaming_alone(64, eights[:, :4096]) and not is_worth_streaming_alone(64, eights)
@@ -87,6 +101,61 @@ def test_no_other_card_is_asked_for_them_and_no_unknown_compiler(monkeypatch: py
         assert can_stream(card) == is_known
     early.capability.cache_clear()
     assert not can_stream(torch.device("cpu"))
+
+
+class _Streamed:
+    """In the kernel's place: notes what it is called with."""
+
+    def __init__(self, ops: TritonOps, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[StreamedConfig, dict[str, Any]]] = []
+        monkeypatch.setattr(ops, "_may_stream", True)
+        monkeypatch.setattr(triton_ops, "streamed_product", self)
+
+    def __call__(self, rows: Tensor, weight: Tensor, out: Tensor, config: StreamedConfig, **given: Any) -> None:
+        assert weight.shape == (len(weight), rows.shape[1]) and out.shape[0] == len(rows)
+        self.calls.append((config, {name: value for name, value in given.items() if value is not None}))
+
+    @property
+    def given(self) -> dict[str, Any]:
+        return self.calls.pop()[1]
+
+
+def test_operations_hand_on_all_that_they_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = ModelShape("qwen3", 1024, 1, 8, 8, 128, 3072, 1000, 4096, 1e-6, 1e6)
+    ops = TritonOps(shape, 4, torch.device("cpu"))
+    assert not ops.fuses(200)
+    streamed = _Streamed(ops, monkeypatch)
+    assert ops.fuses(200)
+
+    def zeros(*dims: int) -> Tensor:
+        return torch.zeros(dims, dtype=torch.bfloat16)
+
+    rows, hidden, inner = zeros(200, 1024), zeros(1024, 1024), zeros(200, 3072)
+    squares, bias, norm = Squares.make(1024, 200, torch.device("cpu")), zeros(1024), zeros(1024)
+    ops.normed_product(rows, squares, hidden, bias, 1e-5, zeros(200, 1024))
+    assert streamed.given == {"squares": squares, "eps": 1e-5, "bias": bias, "gated": False}
+    ops.gated_product(rows, squares, zeros(6144, 1024), 1e-5, inner)
+    assert streamed.calls[-1][0] == streamed_config(200, 3072, 1024, gated=True)
+    assert streamed.given == {"squares": squares, "eps": 1e-5, "gated": True}
+    scaled = zeros(200, 1024)
+    ops.added_product(inner, zeros(1024, 3072), bias, rows, norm, scaled, squares)
+    assert streamed.given == {"bias": bias, "norm": norm, "scaled": scaled, "left": squares, "gated": False}
+    head, few = zeros(16384, 1024), rows[:9]
+    ops.product(few, head, None, zeros(9, 16384))
+    assert streamed.calls[-1][0] == streamed_config(9, 16384, 1024, gated=False)
+    assert streamed.given == {}
+    scale, eights = torch.ones(1), few.to(torch.float8_e4m3fn)
+    ops.scaled_product(eights, head.to(torch.float8_e4m3fn), torch.ones(1), scale, zeros(9, 16384))
+    assert streamed.calls[-1][0] == streamed_config(9, 16384, 1024, gated=False, itemsize=1)
+    assert streamed.given == {"scale": scale}
+
+
+def test_a_bias_is_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = TritonOps(ModelShape("qwen3", 1024, 1, 8, 8, 128, 3072, 1000, 4096, 1e-6, 1e6), 4, torch.device("cpu"))
+    streamed = _Streamed(ops, monkeypatch)
+    weight, bias, out = torch.zeros(16384, 1024), torch.ones(16384), torch.zeros(2, 16384)
+    ops.product(torch.zeros(2, 1024), weight, bias, out)
+    assert not streamed.calls and out.eq(1.0).all()
 
 
 def test_they_compile_ahead_and_need_no_more_than_a_card_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
