@@ -16,8 +16,8 @@ import msgspec
 import typer
 from msgspec.structs import replace
 
-from headrace.cli.cores import library_settings, share_cores
-from headrace.cli.models import data_folder, find_or_fetch
+from headrace.cli.cores import share_cores
+from headrace.cli.models import find_or_fetch
 from headrace.cli.sweep import THRESHOLDS, Sweep
 from headrace.core.config import LOG_LEVELS, PROMISES, RUNNERS, EngineConfig, ModelConfig, TenantConfig
 from headrace.core.errors import InvalidInput
@@ -27,7 +27,6 @@ from headrace.telemetry.log import LineWriter, log_to
 from headrace.transport.unix import UnixNetwork
 from headrace.worker.host import WorkerHost
 from headrace.worker.mounting import Mount, MountedModel, Report, mount_fake, mount_torch
-from headrace.worker.shelf import Shelf
 
 T = TypeVar("T")
 
@@ -99,8 +98,7 @@ def _mount(model: ModelConfig, tenants: tuple[TenantConfig, ...], engine: Engine
         if model.runner == "fake":
             mounted = mount_fake(model, tenants, report)
         else:
-            shelf = Shelf(data_folder() / "findings", library_settings())
-            mounted = mount_torch(find_or_fetch(model.source or model.name), model, tenants, report, index, shelf)
+            mounted = mount_torch(find_or_fetch(model.source or model.name), model, tenants, report, index)
         mounted.config = replace(mounted.config, **{name: getattr(engine, name) for name in PROMISES})
         gc.collect()
         gc.freeze()

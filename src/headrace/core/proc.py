@@ -1,5 +1,4 @@
-"""What the system says of its processor and of this process: the memory and the cores that it may have, its cgroups'
-limits included.
+"""What the system says of this process: the memory and the cores that it may have, its cgroups' limits included.
 
 Reads /proc and /sys; allocates nothing.
 """
@@ -15,23 +14,12 @@ _CORES = ("cpu.max",)
 # In the first version of cgroups.
 _FIRST_MEMORY = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 _FIRST_CORES = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-# Of a processor, by the names that x86 and ARM have for it.
-_PROCESSOR = re.compile(
-    r"(vendor_id|cpu family|model|model name|stepping|microcode|cache size|flags"
-    r"|CPU (implementer|architecture|variant|part|revision)|Features)\s*:.*"
-)
 
 
 def usable_cores(root: Path = Path("/")) -> int:
     """The cores that it may run on, or as many whole ones as it may keep busy if these are fewer: with one thread more all
     of them would stand still for a part of each period."""
     return max(1, min(len(os.sched_getaffinity(0)), *_shares_of_cores(root), _UNLIMITED))
-
-
-def processor_lines(root: Path = Path("/")) -> tuple[str, ...]:
-    """What kind of processor it is and what it can do: the same on every core and at every start."""
-    lines = _text(root / "proc/cpuinfo").splitlines()
-    return tuple(sorted({line for line in lines if _PROCESSOR.fullmatch(line)}))
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int:

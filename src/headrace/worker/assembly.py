@@ -4,12 +4,10 @@ steps timed.
 Owns the order of these and the record of what was decided. Torch is imported here only when a model is loaded.
 """
 
-import hashlib
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -19,14 +17,11 @@ from headrace.core.ports import Runner
 from headrace.runner.torch.threads import take_threads
 from headrace.weights.checkpoint import Checkpoint, Progress
 from headrace.weights.layout import num_parameters
-from headrace.weights.shape import ModelShape
-from headrace.worker.shelf import Shelf
 from headrace.worker.warmup import CARD_SCENES, SCENES, Scenes, measure_profile
 
 if TYPE_CHECKING:
     from headrace.runner.cuda.compilers import Compilers
     from headrace.runner.torch.memory import MemoryPlan
-    from headrace.runner.torch.probe import Exactness
 
 # A step is bounded by its time; these bound its memory.
 _STEP_TOKENS = {"cpu": 256, "cuda": 8192}
@@ -61,8 +56,8 @@ class ModelRunner(Runner, Protocol):
 
 @dataclass(slots=True)
 class LoadedModel:
-    """`notes` say in words what was decided, `scenes` what to time it by. `paced_by` is what the times of its steps depend
-    on, where that is known. `device_id` is the card's own, where it is on one."""
+    """`notes` say in words what was decided, `scenes` what to time it by. `device_id` is the card's own, where it is on
+    one."""
 
     runner: ModelRunner
     config: EngineConfig
@@ -71,7 +66,6 @@ class LoadedModel:
     dtype: str
     notes: tuple[str, ...]
     scenes: Scenes
-    paced_by: object = None
     device_id: str = ""
 
 
@@ -82,11 +76,8 @@ def load_model(checkpoint: Checkpoint, settings: LoadSettings, progress: Progres
     return loaded
 
 
-def load_weights(
-    checkpoint: Checkpoint, settings: LoadSettings, progress: Progress | None = None, shelf: Shelf | None = None
-) -> LoadedModel:
-    """`load_model` without timing its steps: the profile is a guess. Which kernels are exact on this processor is looked up
-    on the `shelf`, or kept there."""
+def load_weights(checkpoint: Checkpoint, settings: LoadSettings, progress: Progress | None = None) -> LoadedModel:
+    """`load_model` without timing its steps: the profile is a guess."""
     from headrace.runner.cuda.compilers import Compilers
     from headrace.runner.cuda.presence import WokenCard, choose_device, look_for_card, may_take_card
 
@@ -104,23 +95,16 @@ def load_weights(
         if device == "cuda":
             return _load_on_card(checkpoint, settings, config, look.words, progress, compilers)
         stack.close()
-        return _load_on_cpu(checkpoint, settings, config, progress, shelf)
+        return _load_on_cpu(checkpoint, settings, config, progress)
 
 
 def _load_on_cpu(
-    checkpoint: Checkpoint,
-    settings: LoadSettings,
-    config: EngineConfig,
-    progress: Progress | None,
-    shelf: Shelf | None,
+    checkpoint: Checkpoint, settings: LoadSettings, config: EngineConfig, progress: Progress | None
 ) -> LoadedModel:
     from headrace.runner.torch.probe import choose
     from headrace.runner.torch.runner import TorchRunner
-    from headrace.runner.torch.surroundings import surroundings
 
-    around = surroundings()
-    exactness = _exactness(checkpoint.shape, around, shelf)
-    choice = choose(checkpoint.shape, settings.dtype, stored_bits=stored_bits(checkpoint), exactness=exactness)
+    choice = choose(checkpoint.shape, settings.dtype, stored_bits=stored_bits(checkpoint))
     if settings.deterministic and not choice.row_exact:
         raise InvalidInput(f"{choice.recipe.dtype} is not row-exact on this processor", param="deterministic")
     runner = TorchRunner(
@@ -133,23 +117,7 @@ def _load_on_cpu(
     memory = runner.fit()
     notes = (*choice.reasons, *memory.sentences())
     config = replace(config, blocks=memory.blocks)
-    paced_by = around, choice.recipe, choice.cuts
-    return LoadedModel(runner, config, memory, "cpu", choice.recipe.dtype, notes, SCENES, paced_by)
-
-
-def _exactness(shape: ModelShape, around: tuple[str, ...], shelf: Shelf | None) -> "Exactness | None":
-    """As it was found for this shape in these surroundings; found out now if it was not. None without a shelf."""
-    from headrace.runner.torch.probe import Exactness, find_exactness
-
-    if shelf is None:
-        return None
-    name = f"exactness-{hashlib.sha256(msgspec.json.encode(shape)).hexdigest()[:16]}"
-    depends_on = around, shape
-    found = shelf.find(name, depends_on, Exactness)
-    if found is None:
-        found = find_exactness(shape)
-        shelf.keep(name, depends_on, found)
-    return found
+    return LoadedModel(runner, config, memory, "cpu", choice.recipe.dtype, notes, SCENES)
 
 
 def _load_on_card(
@@ -183,7 +151,7 @@ def _load_on_card(
     exact = "rows are exact: alone or in any batch, the same bits" if ops.row_exact else "rows may differ in last bits"
     notes = (f"{dtype} on {card}; {exact}", *runner.notes, f"{runner.num_graphs} graphs of steps")
     device_id = f"GPU-{torch.cuda.get_device_properties(lane.device).uuid}"
-    return LoadedModel(runner, runner.config, memory, "cuda", dtype, notes, CARD_SCENES, None, device_id)
+    return LoadedModel(runner, runner.config, memory, "cuda", dtype, notes, CARD_SCENES, device_id)
 
 
 def stored_bits(checkpoint: Checkpoint) -> float:

@@ -18,8 +18,6 @@ from headrace.text.matchers import Matchers
 from headrace.text.tokenizer import Tokenizer
 from headrace.weights.checkpoint import open_checkpoint
 from headrace.worker.assembly import LoadSettings, load_weights
-from headrace.worker.pace import Pace
-from headrace.worker.shelf import Shelf
 from headrace.worker.warmup import SCENES, Scenes
 
 # Part done, from 0 to 1, and a few words.
@@ -28,7 +26,7 @@ Report = Callable[[float, str], None]
 
 class MountedModel:
     """`is_measured`: the configuration's profile is the truth, and no steps need be timed; else `scenes` say which.
-    `pace` finds its profile. `device_id` names the accelerator as its driver does; empty where it runs on none."""
+    `device_id` names the accelerator as its driver does; empty where it runs on none."""
 
     def __init__(
         self,
@@ -41,7 +39,6 @@ class MountedModel:
         dtype: str = "",
         is_measured: bool = False,
         scenes: Scenes = SCENES,
-        pace: Pace | None = None,
         device_id: str = "",
     ) -> None:
         self.runner = runner
@@ -52,7 +49,6 @@ class MountedModel:
         self.dtype = dtype
         self.is_measured = is_measured
         self.scenes = scenes
-        self.pace = pace or Pace()
         self.device_id = device_id
         self.closing = ExitStack()
         self.closing.callback(runner.close)
@@ -102,15 +98,10 @@ def mount_fake(model: ModelConfig, tenants: tuple[TenantConfig, ...], report: Re
 
 
 def mount_torch(
-    path: Path,
-    model: ModelConfig,
-    tenants: tuple[TenantConfig, ...],
-    report: Report,
-    index: int = 0,
-    shelf: Shelf | None = None,
+    path: Path, model: ModelConfig, tenants: tuple[TenantConfig, ...], report: Report, index: int = 0
 ) -> MountedModel:
     """Raises InvalidModel for files that are no model, ModelTooLarge when it does not fit. Replica `index` takes the card
-    of that number, where there are several. What is found out about the processor is kept on the `shelf`."""
+    of that number, where there are several."""
     from msgspec.structs import replace
 
     settings = LoadSettings(
@@ -138,7 +129,7 @@ def mount_torch(
                 if done >= total and not making:
                     making.append(beside.submit(lexicon))
 
-            loaded = load_weights(checkpoint, settings, progress, shelf)
+            loaded = load_weights(checkpoint, settings, progress)
             made = making[0].result() if making else lexicon()
         mounted = MountedModel(
             loaded.runner,
@@ -148,7 +139,6 @@ def mount_torch(
             fingerprint=loaded.runner.fingerprint,
             dtype=loaded.dtype,
             scenes=loaded.scenes,
-            pace=None if loaded.paced_by is None else Pace(shelf, loaded.runner.fingerprint, loaded.paced_by),
             device_id=loaded.device_id,
         )
     except BaseException:

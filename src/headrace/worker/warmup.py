@@ -40,28 +40,12 @@ def measure_profile(runner: Runner, config: EngineConfig, scenes: Scenes = SCENE
     if min(config.context_len, config.blocks * config.block_size) <= 2 * _DECODE_STEPS + 1:
         return config.profile
     stage = _Stage(runner, config)
-    seen = [step for rows, chunks in shrink_scenes(config, scenes) for step in _play(stage, rows, chunks)]
+    seen = [step for rows, chunks in scenes for step in _play(stage, rows, chunks)]
     return fit_profile(seen, config.profile)
 
 
-def shrink_scenes(config: EngineConfig, scenes: Scenes) -> Scenes:
-    """As much of each as the engine has room for."""
-    return tuple(_shrink(config, rows, chunks) for rows, chunks in scenes)
-
-
-def _shrink(config: EngineConfig, rows: int, chunks: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    chunks = tuple(max(1, min(count, config.max_step_tokens // rows)) for count in chunks)
-    rows = min(rows, config.slots, config.blocks // _blocks_for(config, sum(chunks)) or 1)
-    if sum(chunks) + 2 * _DECODE_STEPS <= min(config.context_len, config.blocks * config.block_size):
-        return rows, chunks
-    return 1, (1,)
-
-
-def _blocks_for(config: EngineConfig, tokens: int) -> int:
-    return -(-(tokens + 2 * _DECODE_STEPS) // config.block_size)
-
-
 def _play(stage: "_Stage", rows: int, chunks: tuple[int, ...]) -> Iterator[tuple[Work, float]]:
+    rows, chunks = stage.shrink(rows, chunks)
     stage.enter(rows, sum(chunks))
     for count in chunks:
         yield stage.step(rows, count)
@@ -81,8 +65,17 @@ class _Stage:
     computed: list[int] = field(default_factory=list)
     num_blocks: int = 0
 
+    def shrink(self, rows: int, chunks: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        """As much of a scene as the engine has room for."""
+        config = self.config
+        chunks = tuple(max(1, min(count, config.max_step_tokens // rows)) for count in chunks)
+        rows = min(rows, config.slots, config.blocks // self._blocks_for(sum(chunks)) or 1)
+        if sum(chunks) + 2 * _DECODE_STEPS <= min(config.context_len, config.blocks * config.block_size):
+            return rows, chunks
+        return 1, (1,)
+
     def enter(self, rows: int, tokens: int) -> None:
-        each = min(_blocks_for(self.config, tokens), self.config.blocks // rows)
+        each = min(self._blocks_for(tokens), self.config.blocks // rows)
         ids = np.random.default_rng(0).integers(0, self.config.vocab_size, (rows, tokens)).tolist()
         greedy = SamplingParams(temperature=0.0)
         self.starts = [
@@ -105,6 +98,9 @@ class _Stage:
 
     def leave(self) -> None:
         self._run(_NONE, _NONE, np.zeros(0, np.bool_), freed=np.arange(self.num_blocks, dtype=np.int32))
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-(tokens + 2 * _DECODE_STEPS) // self.config.block_size)
 
     def _run(
         self,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.core.proc import free_memory_bytes, processor_lines, usable_cores
+from headrace.core.proc import free_memory_bytes, usable_cores
 
 pytestmark = pytest.mark.unit
 
@@ -103,32 +103,3 @@ def test_memory_in_the_first_version_of_cgroups(tmp_path: Path) -> None:
         "memory/box/memory.usage_in_bytes": f"{100 * MIB}\n",
     }
     assert free_memory_bytes(machine(tmp_path, "4:cpu:/box\n7:memory:/box\n", files)) == 300 * MIB
-
-
-X86 = "processor\t: {core}\nmodel name\t: Xeon\nmicrocode\t: 0x1\ncpu MHz\t\t: 25{core}0.1\nflags\t\t: fpu avx2\n\n"
-ARM = "processor\t: {core}\nBogoMIPS\t: {core}.0\nFeatures\t: fp asimd\nCPU part\t: 0xd0c\n\n"
-
-
-@pytest.mark.parametrize(
-    ("core", "lines"),
-    [
-        (X86, ("flags\t\t: fpu avx2", "microcode\t: 0x1", "model name\t: Xeon")),
-        (ARM, ("CPU part\t: 0xd0c", "Features\t: fp asimd")),
-    ],
-)
-def test_a_processor_is_told_by_what_its_cores_have_in_common(
-    tmp_path: Path, core: str, lines: tuple[str, ...]
-) -> None:
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/cpuinfo").write_text("".join(core.format(core=index) for index in range(3)))
-    assert processor_lines(tmp_path) == lines
-
-
-def test_cores_of_two_kinds_are_both_told(tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/cpuinfo").write_text(ARM.format(core=0) + ARM.format(core=1).replace("d0c", "d05"))
-    assert {"CPU part\t: 0xd0c", "CPU part\t: 0xd05"} < set(processor_lines(tmp_path))
-
-
-def test_a_system_that_says_nothing_of_its_processor(tmp_path: Path) -> None:
-    assert processor_lines(tmp_path) == ()

@@ -1,23 +1,19 @@
 """A model put together for the device that was asked for, or that there is."""
 
-from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
 import torch
-from msgspec.structs import replace
 
 from headrace.core.config import ModelConfig
 from headrace.core.errors import InvalidInput
 from headrace.runner.cuda import compilers, presence
 from headrace.runner.cuda.presence import CardLook
-from headrace.runner.torch import probe, surroundings, threads
+from headrace.runner.torch import threads
 from headrace.weights.checkpoint import Progress
-from headrace.weights.shape import ModelShape
 from headrace.worker import mounting
 from headrace.worker.assembly import LoadSettings, engine_config, load_weights
-from headrace.worker.shelf import Shelf
 from headrace.worker.warmup import SCENES
 from tests.unit.runner.torch.model_rig import TensorCheckpoint, model
 
@@ -65,39 +61,6 @@ def test_without_a_card_cuda_is_refused_before_anything_is_read(checkpoint: Tens
     assert caught.value.param == "device"
 
 
-@pytest.mark.usefixtures("no_card")
-def test_what_is_exact_is_found_out_once_and_again_where_anything_changed(
-    checkpoint: TensorCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[ModelShape] = []
-    find = probe.find_exactness
-
-    def find_and_note(shape: ModelShape) -> probe.Exactness:
-        asked.append(shape)
-        return find(shape)
-
-    monkeypatch.setattr(probe, "find_exactness", find_and_note)
-    settings = LoadSettings(slots=2, dtype="int8", kv_tokens=256)
-
-    def load(shelf: Shelf, threads: int = 1) -> str:
-        loaded = load_weights(checkpoint, replace(settings, threads=threads), shelf=shelf)
-        loaded.runner.close()
-        return loaded.runner.fingerprint
-
-    before = torch.get_num_threads()
-    try:
-        assert load(Shelf(tmp_path)) == load(Shelf(tmp_path)) and len(asked) == 1
-        load(Shelf(tmp_path, {"MKL_CBWR": "COMPATIBLE"}))
-        assert len(asked) == 2
-        load(Shelf(tmp_path, {"MKL_CBWR": "COMPATIBLE"}), threads=2)
-        assert len(asked) == 3
-        monkeypatch.setattr(surroundings, "processor_lines", lambda: ("another",))
-        load(Shelf(tmp_path, {"MKL_CBWR": "COMPATIBLE"}), threads=2)
-        assert len(asked) == 4
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_a_step_is_as_large_as_its_device_bears(checkpoint: TensorCheckpoint) -> None:
     assert engine_config(checkpoint, LoadSettings(), "cpu").max_step_tokens == 256
     assert engine_config(checkpoint, LoadSettings(), "cuda").max_step_tokens == 8192
@@ -120,7 +83,7 @@ def test_a_worker_loads_for_its_models_device_and_the_card_of_its_number(
 ) -> None:
     asked: list[LoadSettings] = []
 
-    def load(given: object, settings: LoadSettings, *_: object) -> None:
+    def load(given: object, settings: LoadSettings, progress: object) -> None:
         asked.append(settings)
         raise InvalidInput("enough")
 
@@ -137,7 +100,7 @@ def test_the_lexicon_is_made_beside_the_load_and_after_the_weights_are_read(
 ) -> None:
     made = Event()
 
-    def load(given: object, settings: LoadSettings, progress: Progress, *_: object) -> None:
+    def load(given: object, settings: LoadSettings, progress: Progress) -> None:
         for done in range(read + 1):
             assert not made.is_set()
             progress(done, 2)

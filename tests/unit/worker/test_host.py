@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -17,8 +16,6 @@ from headrace.runner.fake import FakeRunner
 from headrace.runner.faults import Faults
 from headrace.transport.memory import MemoryNetwork
 from headrace.worker.mounting import MountedModel, Report
-from headrace.worker.pace import Pace
-from headrace.worker.shelf import Shelf
 from tests.builders import engine_config, part, request
 from tests.unit.worker.rig import Ear, fake_host, fake_model, ready, replicas_of, truth_of
 
@@ -295,25 +292,3 @@ def test_every_beat_says_whether_nobody_waits_for_anything() -> None:
                 pass
 
     asyncio.run(story())
-
-
-def test_a_second_life_believes_the_profile_of_the_first(tmp_path: Path) -> None:
-    config = engine_config()
-    steps: list[int] = []
-
-    class Counting(FakeRunner):
-        def launch(self, plan: Plan) -> None:
-            steps[-1] += 1
-            super().launch(plan)
-
-    def mount(report: Report) -> MountedModel:
-        steps.append(0)
-        return MountedModel(Counting(config), config, pace=Pace(Shelf(tmp_path), "m"))
-
-    def live() -> int:
-        host = fake_host(MemoryNetwork(), mount=mount)
-        host.lifecycle.listen(lambda: host.drain(0.0) if host.lifecycle.state is WorkerState.READY else None)
-        return host.run()
-
-    assert (live(), live()) == (0, 0)
-    assert steps[0] > steps[1] > 0

@@ -4,10 +4,8 @@ Exactness decides what may be used and is checked against float64 with the large
 Speed decides only among kernels that agree to the last bit.
 """
 
-import functools
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import torch
 from msgspec import Struct
@@ -32,8 +30,6 @@ _LASTS = (0, 10, 31, 32, 63, 95, 130, 200, 255, 256, 300, 383, 400, 511, 512, 70
 # Bits of a stored weight, scales included, below which it was stored in four.
 _FEW_BITS = 6.5
 _MOST = 1 << 30
-# What a library says of an operation that it lacks.
-_ABSENT = (RuntimeError, AttributeError, NotImplementedError)
 
 
 class KernelFigure(Struct, frozen=True):
@@ -42,16 +38,6 @@ class KernelFigure(Struct, frozen=True):
     name: str
     exact: bool
     micros: tuple[float, ...]
-
-
-class Exactness(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is exact here for models of one shape, whatever the clock says. `min_rows` is the least padding under which
-    float32 products are, `cuts` the cheapest way to read that is; None where none is."""
-
-    kernels: tuple[str, ...]
-    min_rows: int | None
-    int4: bool
-    cuts: Cuts | None
 
 
 class Choice(Struct, frozen=True):
@@ -64,96 +50,55 @@ class Choice(Struct, frozen=True):
     reasons: tuple[str, ...]
 
 
-def choose(
-    shape: ModelShape, dtype: str = "auto", *, stored_bits: float = 32.0, exactness: Exactness | None = None
-) -> Choice:
-    """Measures for about a second. What is computed does not depend on the clock; how fast it is may. With `exactness` known
-    it times only kernels among which there is a choice."""
+def choose(shape: ModelShape, dtype: str = "auto", *, stored_bits: float = 32.0) -> Choice:
+    """Measures for about a second. What is computed does not depend on the clock; how fast it is may."""
     if dtype not in DTYPES:
         raise InvalidInput(f"dtype must be one of {', '.join(DTYPES)}", param="dtype")
     with torch.inference_mode():
-        exact = exactness or find_exactness(shape)
-        # The last kernel is right everywhere and takes four times the memory: it serves where nothing else does.
-        *quick, last = KERNELS
-        names = [name for name in quick if name in exact.kernels] or [last]
-        figures: tuple[KernelFigure, ...] = ()
-        if exactness is None:
-            figures = _measure_all(shape, exact)
-        elif len(names) > 1:
-            figures = tuple(_measure_integer(name, shape, True) for name in names)
-    competing = [figure for figure in figures if figure.name in names]
-    ladder = _ladder(competing) if competing else ((_MOST, names[0]),)
-    return _decide(dtype, stored_bits, exact, ladder, figures)
+        return _choose(shape, dtype, stored_bits)
 
 
-def find_exactness(shape: ModelShape) -> Exactness:
-    """The same on every machine with this processor and these libraries."""
-    with torch.inference_mode():
-        torch.manual_seed(0)
-        min_rows = _min_rows(shape)
-        return Exactness(
-            kernels=tuple(name for name in KERNELS if _sums_exactly(name, shape)),
-            min_rows=min_rows,
-            int4=_int4_is_exact(shape, min_rows),
-            cuts=next((cuts for cuts in CUTS if _attends_alike(shape, cuts)), None),
-        )
-
-
-def _decide(
-    dtype: str,
-    stored_bits: float,
-    exact: Exactness,
-    ladder: tuple[tuple[int, str], ...],
-    figures: tuple[KernelFigure, ...],
-) -> Choice:
+def _choose(shape: ModelShape, dtype: str, stored_bits: float) -> Choice:
+    torch.manual_seed(0)
     reasons: list[str] = []
-    refused = ", ".join(name for name in KERNELS if name not in exact.kernels)
+    integer = [_measure_integer(name, shape) for name in KERNELS]
+    # The last kernel is right everywhere and takes four times the memory: it serves where nothing else does.
+    ladder = _ladder([figure for figure in integer[:-1] if figure.exact] or integer[-1:])
+    min_rows = _min_rows(shape)
+    fp32 = _measure("fp32", min_rows is not None, _fp32_run(shape, min_rows or 2), shape.hidden_size)
+    figures = [*integer, fp32]
+    int4 = _measure_int4(shape, min_rows)
+    if int4 is not None:
+        figures.append(int4)
+    refused = ", ".join(figure.name for figure in integer if not figure.exact)
     if refused:
         reasons.append(f"not exact on this processor, hence not used for int8: {refused}")
-    cuts = exact.cuts or CUTS[-1]
+    cuts, attends = _cuts(shape)
     if not cuts.wide:
         reasons.append("attention is computed token by token: larger products round otherwise on this processor")
     if dtype == "auto":
-        dtype, reason = _pick(exact, stored_bits)
+        sums = next((figure for figure in integer if figure.exact), None)
+        dtype, reason = _pick({"fp32": fp32, "int8": sums, "int4": int4}, stored_bits)
         reasons.append(reason)
-    if dtype == "int4" and not exact.int4:
+    if dtype == "int4" and (int4 is None or not int4.exact):
         reasons.append("the 4-bit kernel is missing or not row-exact here: int4 is served as int8")
         dtype = "int8"
-    row_exact = exact.cuts is not None and (dtype == "int8" or exact.min_rows is not None)
+    row_exact = attends and (dtype == "int8" or min_rows is not None)
     if not row_exact:
         reasons.append("rows may differ in their last bits with the size of a step")
-    recipe = Recipe(dtype, ladder, exact.min_rows or 2)
-    return Choice(recipe, cuts, row_exact, figures, tuple(reasons))
+    recipe = Recipe(dtype, ladder, min_rows or 2)
+    return Choice(recipe, cuts, row_exact, tuple(figures), tuple(reasons))
 
 
-def _measure_all(shape: ModelShape, exact: Exactness) -> tuple[KernelFigure, ...]:
-    hidden, min_rows = shape.hidden_size, exact.min_rows or 2
-    figures = [_measure_integer(name, shape, name in exact.kernels) for name in KERNELS]
-    weight = torch.randn(hidden, 2 * shape.inner_sizes[0])
-    run = functools.partial(padded_product, weight=weight, min_rows=min_rows)
-    figures.append(_measure("fp32", exact.min_rows is not None, run, hidden))
-    if _has_int4(shape):
-        with suppress(*_ABSENT):
-            figures.append(_measure("int4", exact.int4, _int4_linear(shape, min_rows).project, hidden))
-    return tuple(figures)
-
-
-def _measure_integer(name: str, shape: ModelShape, exact: bool) -> KernelFigure:
-    """Timed on the model's largest layer matrix."""
+def _measure_integer(name: str, shape: ModelShape) -> KernelFigure:
+    """Exact with the model's widest sums, timed on its largest layer matrix."""
     try:
+        exact = all(is_exact(name, width) for width in {shape.hidden_size, *shape.inner_sizes})
         kernel = KERNELS[name](_integers(2 * shape.inner_sizes[0], shape.hidden_size, LARGEST).to(torch.int8))
         planes = RowPlanes(max(ROWS), shape.hidden_size, 1)
         return _measure(name, exact, lambda rows: kernel.multiply(planes.split(rows)[0]), shape.hidden_size)
-    except _ABSENT:
+    except (RuntimeError, AttributeError, NotImplementedError):
         return KernelFigure(name, False, ())
-
-
-def _sums_exactly(name: str, shape: ModelShape) -> bool:
-    """With the model's widest sums."""
-    try:
-        return all(is_exact(name, width) for width in sorted({shape.hidden_size, *shape.inner_sizes}))
-    except _ABSENT:
-        return False
 
 
 def is_exact(name: str, width: int) -> bool:
@@ -205,29 +150,34 @@ def _product_is_exact(width: int, columns: int, min_rows: int) -> bool:
     return all(torch.equal(padded_product(rows[:count], weight, min_rows), whole[:count]) for count in counts)
 
 
-def _has_int4(shape: ModelShape) -> bool:
-    return shape.hidden_size % GROUP == 0 and has_native_kernel()
+def _fp32_run(shape: ModelShape, min_rows: int) -> Callable[[Tensor], Tensor]:
+    weight = torch.randn(shape.hidden_size, 2 * shape.inner_sizes[0])
+    return lambda rows: padded_product(rows, weight, min_rows)
 
 
-def _int4_linear(shape: ModelShape, min_rows: int) -> Int4Linear:
-    return Int4Linear(
-        torch.randn(2 * shape.inner_sizes[0], shape.hidden_size),
-        min_rows=min_rows,
-        planes_of=lambda width, planes: RowPlanes(300, width, planes),
-    )
-
-
-def _int4_is_exact(shape: ModelShape, min_rows: int | None) -> bool:
-    if not _has_int4(shape):
-        return False
+def _measure_int4(shape: ModelShape, min_rows: int | None) -> KernelFigure | None:
+    hidden = shape.hidden_size
+    if hidden % GROUP or not has_native_kernel():
+        return None
     try:
-        linear = _int4_linear(shape, min_rows or 2)
-        rows = torch.randn(max(ROWS), shape.hidden_size)
+        linear = Int4Linear(
+            torch.randn(2 * shape.inner_sizes[0], hidden),
+            min_rows=min_rows or 2,
+            planes_of=lambda width, planes: RowPlanes(300, width, planes),
+        )
+        rows = torch.randn(max(ROWS), hidden)
         whole = linear.project(rows)
         counts = (*_CHECKED_ROWS, 100)
-        return all(torch.equal(linear.project(rows[:count]), whole[:count]) for count in counts)
-    except _ABSENT:
-        return False
+        exact = all(torch.equal(linear.project(rows[:count]), whole[:count]) for count in counts)
+        return _measure("int4", exact, linear.project, hidden)
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return None
+
+
+def _cuts(shape: ModelShape) -> tuple[Cuts, bool]:
+    """The cheapest way to read that is exact here, and whether there is one."""
+    found = next((cuts for cuts in CUTS if _attends_alike(shape, cuts)), None)
+    return found or CUTS[-1], found is not None
 
 
 def _attends_alike(shape: ModelShape, cuts: Cuts) -> bool:
@@ -269,15 +219,15 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, stop: int, length: in
     return each
 
 
-def _pick(exact: Exactness, stored_bits: float) -> tuple[str, str]:
+def _pick(figures: dict[str, KernelFigure | None], stored_bits: float) -> tuple[str, str]:
     """By exactness and by what the file holds, never by the clock: the same command must give the same text.
 
     Weights that were stored in about four bits lose nothing in int4, and it reads the least memory.
     """
-    holds = {"int8": bool(exact.kernels), "int4": exact.int4, "fp32": exact.min_rows is not None}
-    if stored_bits < _FEW_BITS and exact.int4:
+    exact = [dtype for dtype, figure in figures.items() if figure is not None and figure.exact]
+    if stored_bits < _FEW_BITS and "int4" in exact:
         return "int4", f"auto: int4, since the file holds {stored_bits:.1f} bits a weight and int4 is row-exact here"
-    chosen = next((dtype for dtype, is_exact in holds.items() if is_exact), "int8")
+    chosen = next((dtype for dtype in ("int8", "int4", "fp32") if dtype in exact), "int8")
     return (
         chosen,
         f"auto: {chosen}, the first row-exact dtype of int8, int4 and fp32 for {stored_bits:.1f} bits a weight",

@@ -2,7 +2,6 @@
 
 import functools
 
-import msgspec
 import pytest
 
 from headrace.core.config import DTYPES
@@ -11,7 +10,7 @@ from headrace.runner.cuda import presence
 from headrace.runner.torch import probe
 from headrace.runner.torch.int4 import has_native_kernel
 from headrace.runner.torch.kernels import KERNELS, OneDnnKernel
-from headrace.runner.torch.probe import Choice, Exactness, KernelFigure, choose, find_exactness
+from headrace.runner.torch.probe import Choice, choose
 from headrace.weights.shape import ModelShape
 from tests.unit.runner.torch.model_rig import model
 
@@ -58,7 +57,7 @@ def test_without_any_fast_kernel_the_wide_one_serves(monkeypatch: pytest.MonkeyP
 
 
 def test_int4_without_its_kernel_is_served_as_int8(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "has_native_kernel", lambda: False)
+    monkeypatch.setattr(probe, "_measure_int4", lambda *_: None)
     made = choose(shape(), "int4")
     assert made.recipe.dtype == "int8" and any("int4 is served as int8" in reason for reason in made.reasons)
 
@@ -73,44 +72,10 @@ def test_auto_follows_what_the_file_holds_and_not_the_clock(bits: float, chosen:
 
 
 def test_auto_without_the_4_bit_kernel_is_int8(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "has_native_kernel", lambda: False)
+    monkeypatch.setattr(probe, "_measure_int4", lambda *_: None)
     assert choose(shape(), stored_bits=4.5).recipe.dtype == "int8"
 
 
 def test_an_unknown_dtype_is_refused() -> None:
     with pytest.raises(InvalidInput, match="dtype must be one of auto, fp32, int8, int4"):
         choose(shape(), "bf16")
-
-
-@pytest.mark.parametrize("dtype", ["auto", "fp32", "int8", "int4"])
-def test_what_is_known_to_be_exact_is_not_tried_again(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = msgspec.json.decode(msgspec.json.encode(find_exactness(shape())), type=Exactness)
-    afresh = choose(shape(), dtype, stored_bits=5.8)
-    monkeypatch.setattr(probe, "is_exact", None)
-    monkeypatch.setattr(probe, "_product_is_exact", None)
-    monkeypatch.setattr(probe, "_attends_alike", None)
-    known = choose(shape(), dtype, stored_bits=5.8, exactness=found)
-    assert (known.recipe, known.cuts, known.row_exact) == (afresh.recipe, afresh.cuts, afresh.row_exact)
-    assert known.reasons == afresh.reasons
-
-
-def test_among_several_exact_kernels_the_clock_still_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = find_exactness(shape())
-    monkeypatch.setattr(probe, "KERNELS", {"slow": KERNELS["wide"], "quick": KERNELS["wide"], "last": KERNELS["wide"]})
-    measure = probe._measure_integer
-
-    def measured(name: str, shape: ModelShape, exact: bool) -> KernelFigure:
-        figure = measure(name, shape, exact)
-        return KernelFigure(name, exact, tuple(micros + 1e6 * (name == "slow") for micros in figure.micros))
-
-    monkeypatch.setattr(probe, "_measure_integer", measured)
-    known = msgspec.structs.replace(found, kernels=("slow", "quick", "last"))
-    made = choose(shape(), "int8", exactness=known)
-    assert made.recipe.ladder == ((1 << 30, "quick"),)
-    assert [figure.name for figure in made.figures] == ["slow", "quick"]
-
-
-def test_nothing_exact_is_said_and_served_all_the_same() -> None:
-    made = choose(shape(), exactness=Exactness(kernels=(), min_rows=None, int4=False, cuts=None))
-    assert made.recipe.ladder == ((1 << 30, "wide"),)
-    assert not made.row_exact and not made.cuts.wide
