@@ -47,6 +47,23 @@ class Card:
         return lambda *_: self.launched.append(source.name)
 
 
+def put_in(card: Card) -> list[str]:
+    """As this process's only card; what the process compiles from now on comes into the list."""
+    from triton import knobs
+    from triton.runtime import driver
+
+    driver.set_active(card)
+    for name, value in {"set_device": None, "current_stream": None, "stream": nullcontext()}.items():
+        setattr(torch.cuda, name, lambda *_, value=value: value)
+    compiled: list[str] = []
+
+    def note(*, src: Any, cache_hit: bool, **_: object) -> None:
+        compiled.extend([] if cache_hit else [src.name])
+
+    knobs.compilation.listener = note
+    return compiled
+
+
 class _Trouble(Exception): ...
 
 
@@ -96,9 +113,7 @@ def _are_gone(pids: list[int]) -> bool:
 
 def main(trouble: str) -> dict[str, object]:
     compilers = Compilers()
-    from triton import knobs
     from triton.backends.compiler import GPUTarget
-    from triton.runtime import driver
 
     from headrace.runner.cuda.kernels import ahead
     from headrace.runner.cuda.kernels.activation import silu_mul
@@ -106,15 +121,7 @@ def main(trouble: str) -> dict[str, object]:
     from tests.unit.runner.cuda.tiny_kernels import launch_both
 
     card = Card(GPUTarget("cuda", 90, 32))
-    driver.set_active(card)
-    for name, value in {"set_device": None, "current_stream": None, "stream": nullcontext()}.items():
-        setattr(torch.cuda, name, lambda *_, value=value: value)
-    compiled: list[str] = []
-
-    def note(*, src: Any, cache_hit: bool, **_: object) -> None:
-        compiled.extend([] if cache_hit else [src.name])
-
-    knobs.compilation.listener = note
+    compiled = put_in(card)
     rows, wide = torch.ones(4, 64, dtype=torch.bfloat16), torch.ones(4, 128, dtype=torch.bfloat16)
     product = torch.zeros(4, 64, dtype=torch.bfloat16)
     began: list[float] = []

@@ -12,14 +12,13 @@ import re
 import subprocess
 import sys
 import tempfile
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from headrace.runner.cuda.compilers import Compilers
-from tests.unit.runner.cuda.compile_alone import Card
+from tests.unit.runner.cuda.compile_alone import Card, put_in
 
 
 class _Tray(Card):
@@ -57,24 +56,14 @@ def _loops() -> list[list[str]]:
 
 def main() -> dict[str, object]:
     compilers = Compilers()
-    from triton import knobs
     from triton.backends.compiler import GPUTarget
-    from triton.runtime import driver
 
     from headrace.runner.cuda.kernels import ahead
     from headrace.runner.cuda.kernels.streamed_product import streamed_config, streamed_product
     from headrace.runner.cuda.squares import Squares
 
     card = _Tray(GPUTarget("cuda", 90, 32))
-    driver.set_active(card)
-    for name, value in {"set_device": None, "current_stream": None, "stream": nullcontext()}.items():
-        setattr(torch.cuda, name, lambda *_, value=value: value)
-    compiled: list[str] = []
-
-    def note(*, src: Any, cache_hit: bool, **_: object) -> None:
-        compiled.extend([] if cache_hit else [src.name])
-
-    knobs.compilation.listener = note
+    compiled = put_in(card)
 
     def empty(*dims: int) -> torch.Tensor:
         return torch.empty(dims, dtype=torch.bfloat16)
