@@ -28,6 +28,8 @@ from headrace.runner.cuda.kernels.rules import apply_rules
 from headrace.runner.cuda.kernels.sampling import Draws, draw_ruled, sample
 from headrace.runner.cuda.kernels.scan import Scan
 from headrace.runner.cuda.kernels.scores import score
+from headrace.runner.cuda.kernels.streamed_attention import TileQueue, streamed_attention, streamed_rows
+from headrace.runner.cuda.kernels.streamed_product import can_stream
 from headrace.runner.cuda.kernels.turned_attention import turned_attention
 from headrace.runner.cuda.layout import MOST_ROUNDS
 from headrace.runner.cuda.odd_space import PROMPT_BIT, RuledRows, Rules
@@ -122,9 +124,16 @@ def attention_checks(chance: random.Random) -> Iterator[Outcome]:
         for counts in ([1, 2, chance.randint(3, 300), 64, chance.randint(3, 300), 129], [2100], [1000, 65]):
             error = fresh_check(counts, heads, kv_heads, 128)
             yield f"fresh {heads}/{kv_heads}x128 {counts}", error, TOLERANCE
+    if not can_stream(torch.device("cuda")):
+        return
+    for heads, kv_heads in ((32, 8), (16, 8), (8, 8), (32, 2)):
+        few, many = [1, 2, chance.randint(3, 300), 64, chance.randint(3, 300), 129], [37] * 90 + [1, 700, 333]
+        for counts in (few, many, [128], [2100], [1000, 65], [5000, 1, 3000]):
+            name = f"streamed {heads}/{kv_heads}x128 {counts if len(counts) < 9 else len(counts)}"
+            yield name, fresh_check(counts, heads, kv_heads, 128, streamed=True), TOLERANCE
 
 
-def fresh_check(counts: list[int], heads: int, kv_heads: int, dim: int) -> float:
+def fresh_check(counts: list[int], heads: int, kv_heads: int, dim: int, *, streamed: bool = False) -> float:
     """Every second chunk is NaN, and so is padding behind the last: the others must not see it, and padding is not
     written."""
     tokens, spare = sum(counts), 9
@@ -134,10 +143,22 @@ def fresh_check(counts: list[int], heads: int, kv_heads: int, dim: int) -> float
         qkv[bounds[chunk] : bounds[chunk + 1]] = torch.nan
     qkv[tokens:] = torch.nan
     out = poisoned(tokens + spare, heads, dim)
-    tiles = tiles_of(counts, [0] * len(counts), fresh_rows(heads, kv_heads, dim, q.device))
-    fresh_attention(out, q, qkv, offsets_of(counts), tiles, dim**-0.5)
+    is_sound, again = True, []
+    if streamed:
+        tiles = tiles_of(counts, [0] * len(counts), streamed_rows(heads, kv_heads, dim))
+        tiles = torch.cat((tiles, torch.full_like(tiles, -1)))
+        # Of few programs each takes many tiles.
+        for queue in (TileQueue.make(132, "cuda"), TileQueue.make(7, "cuda")):
+            out.fill_(torch.nan)
+            streamed_attention(out, q, qkv, offsets_of(counts), tiles, dim**-0.5, queue)
+            is_sound &= not queue.tickets.any()
+            again.append(out.clone())
+        is_sound &= torch.equal(*(each.nan_to_num(7.0) for each in again))
+    else:
+        tiles = tiles_of(counts, [0] * len(counts), fresh_rows(heads, kv_heads, dim, q.device))
+        fresh_attention(out, q, qkv, offsets_of(counts), tiles, dim**-0.5)
     keys, values = qkv.view(tokens + spare, -1, dim)[:, heads:].chunk(2, 1)
-    worst = 0.0 if out[tokens:].isnan().all() else torch.nan
+    worst = 0.0 if is_sound and out[tokens:].isnan().all() else torch.nan
     for chunk in range(0, len(counts), 2):
         own = slice(bounds[chunk], bounds[chunk + 1])
         error = relative_error(out[own], plain.attend(q[own], keys[own], values[own], 0, dim**-0.5))

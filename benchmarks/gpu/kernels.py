@@ -34,6 +34,8 @@ from headrace.runner.cuda.kernels.rotary_write import rotary_write
 from headrace.runner.cuda.kernels.row_product import row_product
 from headrace.runner.cuda.kernels.sampling import sample
 from headrace.runner.cuda.kernels.scan import Scan
+from headrace.runner.cuda.kernels.streamed_attention import TileQueue, streamed_attention, streamed_rows
+from headrace.runner.cuda.kernels.streamed_product import can_stream
 from headrace.runner.cuda.kernels.turned_attention import turned_attention
 from headrace.runner.cuda.layout import MOST_ROUNDS
 
@@ -142,8 +144,14 @@ def prefill_launches(
 def fresh_time(chunks: int, count: int, heads: int, kv_heads: int, dim: int) -> Row:
     counts, tokens = [count] * chunks, chunks * count
     qkv, q, out = normal(tokens, (heads + 2 * kv_heads) * dim), normal(tokens, heads, dim), poisoned(tokens, heads, dim)
-    tiles = tiles_of(counts, [0] * chunks, fresh_rows(heads, kv_heads, dim, q.device))
-    took = seconds([partial(fresh_attention, out, q, qkv, offsets_of(counts), tiles, dim**-0.5)])
+    tile_rows = streamed_rows(heads, kv_heads, dim) if can_stream(q.device) else 0
+    tiles = tiles_of(counts, [0] * chunks, tile_rows or fresh_rows(heads, kv_heads, dim, q.device))
+    args = (out, q, qkv, offsets_of(counts), tiles, dim**-0.5)
+    if tile_rows:
+        multiprocessors = torch.cuda.get_device_properties(q.device).multi_processor_count
+        took = seconds([partial(streamed_attention, *args, TileQueue.make(multiprocessors, q.device))])
+    else:
+        took = seconds([partial(fresh_attention, *args)])
     work = prefill_work(chunks, count, 0, heads, dim)
     return {"name": "  from its own rows", "us": took * 1e6, "tflops": work / took / 1e12, "share": work / took / FLOPS}
 

@@ -47,7 +47,7 @@ class ExactOps(TritonOps):
             self._prior[:count] = slots.lengths[of.clamp(min=0).long()] - 1
             self._tiles[:count, 0] = torch.where(of >= 0, self._offsets[:count], -1)
 
-    def scratch(self, rows: int, context: int) -> Any:
+    def scratch(self, rows: int, context: int, *, last: bool = False) -> Any:
         return None
 
     def turns(self, rows: int) -> bool:

@@ -70,7 +70,7 @@ class Machine:
         self._inputs = StepInputs(len(space.residual), device)
         self._inbox = torch.zeros(self.packet_words, dtype=torch.int32, device=device)
         self._out = torch.zeros(self.answer_words, dtype=torch.int32, device=device)
-        self._scratch: dict[int, Any] = {}
+        self._scratch: dict[tuple[int, bool], Any] = {}
         self._graphs: dict[Layout, Callable[[], None]] = {}
 
     @property
@@ -154,20 +154,21 @@ class Machine:
             self._out[answer_words(samples) :][: layout.chunks] = _unsound(self.decoder.kept(layout), views.offsets)
 
     def _views(self, layout: Layout) -> StepViews:
-        return StepViews.of(self._inbox, layout, self._scratch_for(layout.decodes), self._scratch_for(layout.samples))
+        last = self._scratch_for(self.choice.slots, last=True) if layout.samples else None
+        return StepViews.of(self._inbox, layout, self._scratch_for(layout.decodes), last)
 
     def _chosen(self, layout: Layout) -> tuple[Tensor, Tensor]:
         """Tokens and statuses of a step's samples."""
         samples = layout.num_samples
         return self._out[:samples], self._out.view(torch.uint8)[4 * samples : 5 * samples]
 
-    def _scratch_for(self, rows: int) -> Any:
+    def _scratch_for(self, rows: int, *, last: bool = False) -> Any:
         if not rows:
             return None
         bucket = bucket_for(rows, self._buckets)
-        if bucket not in self._scratch:
-            self._scratch[bucket] = self._ops.scratch(bucket, self._context)
-        return self._scratch[bucket]
+        if (bucket, last) not in self._scratch:
+            self._scratch[bucket, last] = self._ops.scratch(bucket, self._context, last=last)
+        return self._scratch[bucket, last]
 
     def _largest(self) -> tuple[Layout, ...]:
         choice = self.choice

@@ -126,9 +126,9 @@ class Ops(Protocol):
         [experts, 2 inner, width], `down` [experts, width, inner]. Rows of cell -1 are padding and become zeros, rows that
         are not finite NaN."""
 
-    def scratch(self, rows: int, context: int) -> Any:
+    def scratch(self, rows: int, context: int, *, last: bool = False) -> Any:
         """Memory that attention of so many single tokens needs, made once per bucket; none has more positions than
-        `context`."""
+        `context`. `last`: they are the last of chunks, and most may be padding."""
 
     def decode_attention(
         self,

@@ -145,7 +145,7 @@ class ReferenceOps:
     ) -> None:
         out.copy_(plain_experts.experts(rows, cells, router, gate_up, down, num_chosen, normed=normed))
 
-    def scratch(self, rows: int, context: int) -> None:
+    def scratch(self, rows: int, context: int, *, last: bool = False) -> None:
         return None
 
     def decode_attention(

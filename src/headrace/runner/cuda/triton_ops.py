@@ -19,7 +19,7 @@ from headrace.runner.cuda.kernels import experts as mixture
 from headrace.runner.cuda.kernels import rotary_write as rotary
 from headrace.runner.cuda.kernels import row_product as one_row
 from headrace.runner.cuda.kernels import turned_attention as turned
-from headrace.runner.cuda.kernels.decode_attention import DecodeScratch, decode_attention, decode_config
+from headrace.runner.cuda.kernels.decode_attention import DecodeScratch, decode_attention, decode_config, last_config
 from headrace.runner.cuda.kernels.early import starts_early
 from headrace.runner.cuda.kernels.fresh_attention import fresh_attention, fresh_rows
 from headrace.runner.cuda.kernels.fused_product import (
@@ -40,6 +40,7 @@ from headrace.runner.cuda.kernels.rules import apply_rules
 from headrace.runner.cuda.kernels.sampling import Draws, draw_ruled, sample
 from headrace.runner.cuda.kernels.scan import Scan
 from headrace.runner.cuda.kernels.scores import score
+from headrace.runner.cuda.kernels.streamed_attention import TileQueue, streamed_attention, streamed_rows
 from headrace.runner.cuda.kernels.streamed_product import (
     can_stream,
     is_worth_streaming,
@@ -65,7 +66,6 @@ class TritonOps:
     rotary_write = staticmethod(rotary.rotary_write)
     row_product = staticmethod(one_row.row_product)
     turned_attention = staticmethod(turned.turned_attention)
-    fresh_attention = staticmethod(fresh_attention)
     experts = staticmethod(mixture.experts)
     # In shorter steps attention is little, and every kind of step is a graph more.
     fresh_tokens = 512
@@ -81,15 +81,19 @@ class TritonOps:
         self._scan = Scan.make(max_samples, shape.vocab_size, device)
         self.tile_rows = self._prefill.tokens(shape.num_heads, shape.num_kv_heads)
         heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-        self.fresh_rows = 0 if self.row_exact else fresh_rows(*heads, device, shared_bytes)
+        self._may_stream = can_stream(device)
+        self._streamed_rows = streamed_rows(*heads) if self._may_stream else 0
+        # By whichever of the two there is.
+        self.fresh_rows = 0 if self.row_exact else self._streamed_rows or fresh_rows(*heads, device, shared_bytes)
         self._pieces = FusedScratch.make(device)
         columns = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
         self._widths = (shape.hidden_size, shape.num_heads * shape.head_dim, shape.intermediate_size)
         # Elements of the largest matrix of a layer.
         self._largest = shape.hidden_size * max(columns, 2 * shape.intermediate_size)
-        self._may_stream = can_stream(device)
         self._may_fuse = shared_bytes >= FUSED_BYTES and (device.type != "cuda" or starts_early(device))
-        self.spread = 0 if self.row_exact else spread_over(shape.num_kv_heads, _multiprocessors(device))
+        multiprocessors = _multiprocessors(device)
+        self._queue = TileQueue.make(multiprocessors, device)
+        self.spread = 0 if self.row_exact else spread_over(shape.num_kv_heads, multiprocessors)
         self._parts: PrefillScratch | None = None
         if self.spread:
             self._parts = PrefillScratch.make(
@@ -113,9 +117,9 @@ class TritonOps:
     def begin(self, packet: Tensor, layout: Layout, slots: DeviceSlots, inputs: StepInputs, block_size: int) -> None:
         upkeep.begin(packet, layout, slots, inputs, block_size)
 
-    def scratch(self, rows: int, context: int) -> DecodeScratch:
+    def scratch(self, rows: int, context: int, *, last: bool = False) -> DecodeScratch:
         shape = self._shape
-        config = decode_config(rows, shape.num_kv_heads, context)
+        config = last_config(context) if last else decode_config(rows, shape.num_kv_heads, context)
         return DecodeScratch.make(rows, shape.num_heads, shape.num_kv_heads, shape.head_dim, config, self._device)
 
     def decode_attention(
@@ -206,6 +210,14 @@ class TritonOps:
         prefill_attention(
             out, queries, keys, values, tables, slots, offsets, prior, tiles, scale, self._prefill, self._parts
         )
+
+    def fresh_attention(
+        self, out: Tensor, queries: Tensor, qkv: Tensor, offsets: Tensor, tiles: Tensor, scale: float
+    ) -> None:
+        if self._streamed_rows:
+            streamed_attention(out, queries, qkv, offsets, tiles, scale, self._queue)
+        else:
+            fresh_attention(out, queries, qkv, offsets, tiles, scale)
 
     def sample(self, logits: Tensor, slots: Tensor, state: DeviceSlots, tokens: Tensor, statuses: Tensor) -> None:
         sample(logits, slots, _draws(state), tokens, statuses, self._scan, last=state.last)

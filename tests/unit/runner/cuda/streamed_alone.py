@@ -1,10 +1,11 @@
 # mypy: disable-error-code="import-not-found,import-untyped"
-"""Streamed products compiled ahead for a card that is not here: a program of its own, for Triton's interpreter must be off.
+"""Streamed products and attention compiled ahead for a card that is not here: a program of its own, for Triton's interpreter
+must be off.
 
 usage: python -m tests.unit.runner.cuda.streamed_alone
 Writes as JSON, for each kernel that a card would have been given, its shared memory and what its threads leave in others'
-memory for want of registers; in which order each waits and fetches in its loop; and what this process had to compile
-itself.
+memory for want of registers; in which order each product waits and fetches in its loop, and attention multiplies and lets
+go; and what this process had to compile itself.
 """
 
 import json
@@ -54,11 +55,22 @@ def _loops() -> list[list[str]]:
     return [loop[: loop.index("cp.async.bulk.tensor") + 1] for loop in loops]
 
 
+def _releases() -> list[list[str]]:
+    """Of each kernel of attention, in order: waits for products, where warps meet, and words that a tile may be overwritten."""
+    from triton import knobs
+
+    words = re.compile(
+        r"wgmma\.wait_group\.sync\.aligned\s+\d|\bbar\.\w*\.?sync|barrier\.cta\.sync|mbarrier\.arrive\.shared"
+    )
+    return [words.findall(path.read_text()) for path in Path(knobs.cache.dir).rglob("_attend_streamed.ptx")]
+
+
 def main() -> dict[str, object]:
     compilers = Compilers()
     from triton.backends.compiler import GPUTarget
 
     from headrace.runner.cuda.kernels import ahead
+    from headrace.runner.cuda.kernels.streamed_attention import TileQueue, streamed_attention
     from headrace.runner.cuda.kernels.streamed_product import streamed_config, streamed_product
     from headrace.runner.cuda.squares import Squares
 
@@ -87,11 +99,18 @@ def main() -> dict[str, object]:
         config = streamed_config(64, 6144, 4096, gated=False, itemsize=1)
         streamed_product(rows, weight, empty(64, 6144), config, scale=torch.ones(1))
 
+        offsets, tiles = (torch.zeros(dims, dtype=torch.int32) for dims in (9, (40, 4)))
+        for heads, kv_heads in ((16, 8), (32, 8)):
+            asked, all_heads = empty(1024, heads, 128), empty(1024, (heads + 2 * kv_heads) * 128)
+            queue = TileQueue.make(132, host)
+            streamed_attention(empty(1024, heads, 128), asked, all_heads, offsets, tiles, 0.1, queue)
+
     with ahead.compiling(work, torch.device("cpu"), compilers):
         pass
     work()
     kernels = [{"shared": shared, "stack": _stack_bytes(binary)} for shared, binary in card.given]
-    return {"compiled": compiled, "kernels": kernels, "loops": _loops(), "launched": len(card.launched)}
+    orders = {"loops": _loops(), "releases": _releases()}
+    return {"compiled": compiled, "kernels": kernels, "launched": len(card.launched), **orders}
 
 
 if __name__ == "__main__":

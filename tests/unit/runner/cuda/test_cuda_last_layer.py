@@ -1,6 +1,7 @@
 """Long steps: only tokens that sample go through the last layer to its end, and nobody sees a difference."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -17,13 +18,22 @@ pytestmark = pytest.mark.unit
 
 
 class Apart(ReferenceOps):
-    """Norms and gates are operations of their own, as they are in long steps on a card. Knows how many rows had gates."""
+    """Norms and gates are operations of their own, as they are in long steps on a card. Knows how many rows had gates, and
+    which scratch attention over single tokens had: how many rows it is for, and whether for the last of chunks."""
 
     gated: list[int]
 
     def __init__(self, *_: object) -> None:
         super().__init__()
         self.gated = []
+        self.looked: list[tuple[int, bool]] = []
+
+    def scratch(self, rows: int, context: int, *, last: bool = False) -> Any:
+        return rows, last
+
+    def decode_attention(self, *given: Any) -> None:
+        self.looked.append(given[-1])
+        super().decode_attention(*given)
 
     def fuses(self, rows: int) -> bool:
         return False
@@ -38,22 +48,34 @@ def checkpoint() -> TensorCheckpoint:
     return model("qwen3")[1]
 
 
-def _desk(checkpoint: TensorCheckpoint) -> tuple[CudaDesk, list[int]]:
+def _desk(checkpoint: TensorCheckpoint) -> tuple[CudaDesk, Apart]:
     made: list[Apart] = []
 
     def ops(shape: ModelShape, slots: int, device: torch.device) -> Apart:
         made.append(Apart())
         return made[-1]
 
-    return CudaDesk(checkpoint, ops=ops), made[0].gated
+    return CudaDesk(checkpoint, ops=ops), made[0]
 
 
 def test_tokens_that_do_not_sample_leave_before_the_end(checkpoint: TensorCheckpoint) -> None:
-    desk, gated = _desk(checkpoint)
+    desk, ops = _desk(checkpoint)
     desk.begin(0, ids(200))
     desk.advance({0: 200})
     # As many as the layout has room for.
-    assert gated == [256] * (checkpoint.shape.num_layers - 1) + [9]
+    assert ops.gated == [256] * (checkpoint.shape.num_layers - 1) + [9]
+
+
+def test_of_those_that_sample_most_may_be_padding(checkpoint: TensorCheckpoint) -> None:
+    """One scratch serves them, whatever their number: other layers' rows have their own."""
+    desk, ops = _desk(checkpoint)
+    desk.begin(0, ids(30))
+    desk.advance({0: 30})
+    desk.begin(1, ids(200, seed=1))
+    ops.looked.clear()
+    desk.advance({0: 1, 1: 200})
+    slots, layers = desk.runner.config.slots, checkpoint.shape.num_layers
+    assert ops.looked == [(slots, False)] * (layers - 1) + [(slots, True)]
 
 
 def test_what_is_sampled_is_what_all_of_them_would_have_given(checkpoint: TensorCheckpoint) -> None:
@@ -74,12 +96,12 @@ def test_what_is_sampled_is_what_all_of_them_would_have_given(checkpoint: Tensor
 
 
 def test_a_prompt_whose_scores_are_asked_for_goes_all_the_way(checkpoint: TensorCheckpoint) -> None:
-    (apart, gated), plain = _desk(checkpoint), CudaDesk(checkpoint)
+    (apart, ops), plain = _desk(checkpoint), CudaDesk(checkpoint)
     scores = []
     for desk in (apart, plain):
         desk.begin(0, ids(200), sampling=replace(GREEDY, prompt_logprobs=1))
         scores.append(desk.advance({0: 200}).scores)
-    assert gated == [256] * checkpoint.shape.num_layers
+    assert ops.gated == [256] * checkpoint.shape.num_layers
     assert scores[0] is not None and scores[1] is not None
     assert abs(scores[0].logprobs - scores[1].logprobs).max() < 1e-4
 

@@ -56,6 +56,12 @@ def decode_config(rows: int, kv_heads: int, context: int = 131072, multiprocesso
     return DecodeConfig(splits, least, num_warps=2, num_stages=3 if 2 * programs > multiprocessors else 2, ahead=True)
 
 
+def last_config(context: int) -> DecodeConfig:
+    """For the rows of a step of chunks that sample: most are padding, and a prompt of any length must not wait for a few
+    programs."""
+    return DecodeConfig(min(16, -(-context // 1024)), shortest=512, num_warps=2, num_stages=2)
+
+
 @dataclass(slots=True, frozen=True)
 class DecodeScratch:
     """What stretches leave for the merge: sums [rows, kv heads, splits, group, dim], and maximum and weight of each.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headrace.runner.cuda.kernels import plain
-from headrace.runner.cuda.kernels.decode_attention import DecodeConfig, DecodeScratch, decode_attention
+from headrace.runner.cuda.kernels.decode_attention import DecodeConfig, DecodeScratch, decode_attention, last_config
 from headrace.runner.cuda.kernels.fresh_attention import fresh_attention, fresh_rows
 from headrace.runner.cuda.kernels.prefill_attention import (
     PrefillConfig,
@@ -49,6 +49,15 @@ def test_decode_reads_its_own_context_and_nothing_else(heads: int, kv_heads: int
     want = plain.decode_attention(q, held.keys, held.values, held.tables, torch.tensor(slots), held.lengths, dim**-0.5)
     assert relative_error(got, want) < TOLERANCE
     assert not got[2].any()
+
+
+def test_the_last_token_of_a_long_prompt_is_not_left_to_few_programs() -> None:
+    """Of 256 rows, of which it may be the only one."""
+    for context, splits in ((512, 1), (8192, 8), (131072, 16)):
+        config = last_config(context)
+        assert config.splits == splits and config.least == 1
+        stretch = max(-(-context // splits), config.shortest)
+        assert -(-context // stretch) == splits
 
 
 def tiles_of(counts: list[int], tokens: int, padding: int, parts: int) -> Tensor:

@@ -1,5 +1,5 @@
-"""Streamed products: which there are, what they take of a card, and that they compile for one. What they give is checked on
-a card: the interpreter does not know them."""
+"""Streamed products and attention: which there are, what they take of a card, and that they compile for one. What they give
+is checked on a card: the interpreter does not know them."""
 
 import json
 import os
@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from headrace.runner.cuda import triton_ops
+from headrace.runner.cuda.exact_ops import ExactOps
+from headrace.runner.cuda.kernels.fresh_attention import fresh_rows
+from headrace.runner.cuda.kernels.streamed_attention import streamed_rows
 from headrace.runner.cuda.kernels.streamed_product import (
     StreamedConfig,
     can_stream,
@@ -164,7 +168,7 @@ def test_they_compile_ahead_and_need_no_more_than_a_card_has(tmp_path: Path, mon
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, sys.path)]))
     argv = [sys.executable, "-m", "tests.unit.runner.cuda.streamed_alone"]
     found = json.loads(subprocess.run(argv, stdout=subprocess.PIPE, timeout=240, check=True).stdout)
-    assert found["compiled"] == [] and found["launched"] == len(found["kernels"]) == 7
+    assert found["compiled"] == [] and found["launched"] == len(found["kernels"]) == 9
     for kernel in found["kernels"]:
         assert kernel["shared"] <= SHARED_BYTES
         assert kernel["stack"] == 0
@@ -172,3 +176,46 @@ def test_they_compile_ahead_and_need_no_more_than_a_card_has(tmp_path: Path, mon
     for loop in found["loops"]:
         # No warp fetches into a tile that another one still reads.
         assert {"bar.sync", "barrier.cta.sync"} & set(loop[loop.index("wgmma.wait_group") :])
+    assert len(found["releases"]) == 2
+    for order in found["releases"]:
+        # A group of warps lets a tile go when all of them have read it, and asks for scores before it multiplies values.
+        ends = [at for at, word in enumerate(order) if word.startswith("mbarrier.arrive")]
+        assert len(ends) == 11 and all(order[at - 1].startswith("bar") for at in ends)
+        assert sum(word.startswith("wgmma") and word.endswith("1") for word in order) == 2
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "tokens"),
+    [
+        (16, 8, 128, 64),
+        (32, 8, 128, 32),
+        (8, 8, 128, 128),
+        (64, 1, 128, 2),
+        (9, 3, 128, 0),
+        (28, 4, 128, 0),
+        (16, 8, 64, 0),
+    ],
+)
+def test_heads_whose_groups_divide_a_tile_have_streamed_attention(
+    heads: int, kv_heads: int, dim: int, tokens: int
+) -> None:
+    assert streamed_rows(heads, kv_heads, dim) == tokens
+
+
+def test_attention_is_streamed_where_products_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And tiles are then as long as its own."""
+    host = torch.device("cpu")
+    shape = ModelShape("qwen3", 1024, 1, 16, 8, 128, 3072, 1000, 4096, 1e-6, 1e6)
+    assert TritonOps(shape, 4, host).fresh_rows == fresh_rows(16, 8, 128, host) == 32
+    monkeypatch.setattr(triton_ops, "can_stream", lambda device: True)
+    ops = TritonOps(shape, 4, host)
+    assert ops.fresh_rows == 64 and ExactOps(shape, 4, host).fresh_rows == 0
+    assert TritonOps(replace(shape, num_heads=24), 4, host).fresh_rows == fresh_rows(24, 8, 128, host)
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(triton_ops, "streamed_attention", lambda *given: calls.append(given))
+    out, asked, qkv, offsets, tiles = (torch.full((1,), float(i)) for i in range(5))
+    for _ in range(2):
+        ops.fresh_attention(out, asked, qkv, offsets, tiles, 0.5)
+    (*handed, first), (*_, second) = calls
+    assert [float(each) for each in handed] == [0.0, 1.0, 2.0, 3.0, 4.0, 0.5]
+    assert first is second and first.programs == 132 and not first.tickets.any()
