@@ -53,16 +53,15 @@ def mixed_packet(plan: Plan, slots: HostSlots, choice: LayoutChoice, words: IntA
         layout = replace(layout, whole=True)
     part = _parts(layout, words)
     firsts = np.cumsum(counts) - counts
-    owners = np.repeat(np.arange(len(order), dtype=np.int32), counts)
-    positions = np.arange(tokens, dtype=np.int32) + (starts - firsts).astype(np.int32)[owners]
+    positions = np.arange(tokens, dtype=np.int32) + np.repeat((starts - firsts).astype(np.int32), counts)
     rows = np.concatenate((np.arange(num_decodes), np.arange(layout.decodes, layout.decodes + num_chunks)))
     _fill(part["slots"], -1, rows, row_slots)
     _fill(part["ends"], 1, rows, ends)
-    ids = slots.ids[row_slots[owners], positions]
+    ids = slots.ids.reshape(-1).take(np.repeat(row_slots.astype(np.intp) * slots.ids.shape[1], counts) + positions)
     ids[:num_decodes] = -1
     _head(part["ids"], ids, 0)
     _head(part["positions"], positions, 0)
-    _head(part["owners"], rows.astype(np.int32)[owners], -1)
+    _head(part["owners"], np.repeat(rows.astype(np.int32), counts), -1)
     _head(part["offsets"], np.append(firsts[num_decodes:], tokens), tokens)
     _head(part["prior"], starts[num_decodes:], 0)
     tile_rows, spread = (choice.fresh_rows, 0) if layout.fresh else (choice.tile_rows, choice.spread)
