@@ -45,6 +45,13 @@ def reset_peak(root: Path = Path("/")) -> bool:
     return True
 
 
+def waited_s(root: Path = Path("/")) -> float:
+    """How long its threads have waited for a core while they had something to do, all taken together; those that are gone no
+    longer count. 0 where the system does not tell."""
+    told = (_text(path / "schedstat").split() for path in (root / "proc/self/task").glob("*"))
+    return sum(int(words[1]) for words in told if len(words) > 1 and words[1].isdecimal()) / 1e9
+
+
 def _shares_of_memory(root: Path) -> Iterator[int]:
     """Limit less use of every cgroup that has a limit."""
     for place, is_first in _places("memory", root):

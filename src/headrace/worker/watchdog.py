@@ -1,12 +1,14 @@
 """Sees steps that hang. A wrapped runner notes which step is the oldest in flight; another thread looks at it.
 
-Owns the bound: max(2 s, 4 x predicted). What is done about a hung step is not known here.
+Owns the bound: max(2 s, 4 x predicted), of time in which the process had the cores it asked for. What is done about a hung
+step is not known here.
 """
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from headrace.core import proc
 from headrace.core.errors import OutOfRoom
 from headrace.core.plan import Masks, Plan, StepResult
 from headrace.core.ports import Clock, Runner
@@ -17,6 +19,8 @@ log = logging.getLogger("headrace.worker")
 LOOK_S = 0.25
 _LEAST_S = 2.0
 _FACTOR = 4.0
+# Whoever computes in circles waits for cores, too, where others want them.
+_MOST_EXCUSED_S = 30.0
 
 
 class WatchedRunner:
@@ -79,19 +83,35 @@ class WatchedRunner:
 
 
 class Watchdog:
-    def __init__(self, interval_s: float = LOOK_S) -> None:
+    def __init__(self, interval_s: float = LOOK_S, waited_s: Callable[[], float] = proc.waited_s) -> None:
+        """`waited_s`: how long this process has waited for cores, all its threads taken together. Asked only of a step that is
+        seen again."""
         self._vigil = Vigil(interval_s)
+        self._waited_s = waited_s
         self._seen: tuple[int, float, float] | None = None
+        self._excused_s = 0.0
+        self._last_waited_s: float | None = None
 
     def look(self, oldest: tuple[int, float, float] | None, now_s: float) -> str:
         """Why the oldest step counts as hung, or nothing."""
+        before_s = self._vigil.watched_s
         watched_s = self._vigil.look(now_s)
         if oldest is not self._seen:
             self._seen = oldest
             self._vigil.restart()
+            self._excused_s, self._last_waited_s = 0.0, None
             return ""
         if oldest is None:
             return ""
+        self._excuse(watched_s - before_s)
         step, predicted_s, _ = oldest
         bound_s = max(_LEAST_S, _FACTOR * predicted_s)
-        return f"step {step} has run for more than {bound_s:.1f} s" if watched_s > bound_s else ""
+        is_hung = watched_s - min(self._excused_s, _MOST_EXCUSED_S) > bound_s
+        return f"step {step} has run for more than {bound_s:.1f} s" if is_hung else ""
+
+    def _excuse(self, passed_s: float) -> None:
+        """Of what passed since the last look, what its threads waited for a core: one of them is enough to hold up a step."""
+        waited_s = self._waited_s()
+        if self._last_waited_s is not None:
+            self._excused_s += min(max(waited_s - self._last_waited_s, 0.0), passed_s)
+        self._last_waited_s = waited_s

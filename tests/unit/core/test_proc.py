@@ -1,11 +1,13 @@
 """Cores and memory that a machine and its containers leave to a process."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from headrace.core.proc import free_memory_bytes, usable_cores
+from headrace.core.proc import free_memory_bytes, usable_cores, waited_s
 
 pytestmark = pytest.mark.unit
 
@@ -103,3 +105,36 @@ def test_memory_in_the_first_version_of_cgroups(tmp_path: Path) -> None:
         "memory/box/memory.usage_in_bytes": f"{100 * MIB}\n",
     }
     assert free_memory_bytes(machine(tmp_path, "4:cpu:/box\n7:memory:/box\n", files)) == 300 * MIB
+
+
+def test_what_threads_waited_for_cores_is_taken_together(tmp_path: Path) -> None:
+    assert waited_s(tmp_path) == 0.0
+    for thread, words in (("11", "5 2000000000 3\n"), ("12", "7 500000000 9\n"), ("13", ""), ("14", "0 what 3\n")):
+        folder = tmp_path / "proc/self/task" / thread
+        folder.mkdir(parents=True)
+        (folder / "schedstat").write_text(words)
+    (tmp_path / "proc/self/task/15").mkdir()
+    assert waited_s(tmp_path) == 2.5
+
+
+_SHARED_CORE = """
+import os, subprocess, sys, time
+from headrace.core.proc import waited_s
+
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+try:
+    before_s, until_s = waited_s(), time.perf_counter() + 1.0
+    while time.perf_counter() < until_s:
+        pass
+    print(waited_s() - before_s)
+finally:
+    other.kill()
+    other.wait()
+"""
+
+
+def test_who_shares_a_core_waits_for_it() -> None:
+    """The system of this machine does tell."""
+    told = subprocess.run([sys.executable, "-c", _SHARED_CORE], capture_output=True, text=True, check=True, timeout=60)
+    assert float(told.stdout) > 0.05
