@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 _LARGEST_HADAMARD = 64
+# Weights that are turned at a time: few enough to stay in a processor's cache.
+_SLICE = 1 << 18
 
 
 class Rotation:
@@ -18,6 +20,13 @@ class Rotation:
 
     def turn_inputs(self, weight: Tensor) -> Tensor:
         """weight [n, size] -> weight Q: the layer now reads rotated rows."""
+        turned = torch.empty(weight.shape)
+        step = max(1, _SLICE // weight.shape[1])
+        for start in range(0, weight.shape[0], step):
+            turned[start : start + step] = self._turn_rows(weight[start : start + step])
+        return turned
+
+    def _turn_rows(self, weight: Tensor) -> Tensor:
         shape = weight.shape
         turned = weight.reshape(-1, *(factor.shape[0] for factor in self._factors))
         turned = turned @ self._factors[-1]
@@ -25,7 +34,7 @@ class Rotation:
             # One product of [width, everything else] is faster than many small ones.
             front = torch.movedim(turned, axis, 0)
             turned = torch.movedim((factor.t() @ front.reshape(factor.shape[0], -1)).view(front.shape), 0, axis)
-        return turned.reshape(shape).contiguous()
+        return turned.reshape(shape)
 
     def turn_outputs(self, weight: Tensor) -> Tensor:
         """weight [size, k], or a bias [size] -> Qᵀ weight: the layer now writes rotated rows."""

@@ -122,6 +122,14 @@ def test_rotations_keep_products(size: int) -> None:
     assert torch.equal(rotation.turn_outputs(weight.t().contiguous()), rotation.turn_inputs(weight).t())
 
 
+def test_rotations_turn_every_row_of_a_tall_matrix() -> None:
+    torch.manual_seed(1)
+    rotation, weight = Rotation(576), torch.randn(1000, 576)
+    turned = rotation.turn_inputs(weight)
+    for row in (0, 454, 455, 909, 910, 999):
+        assert torch.allclose(turned[row], rotation.turn_inputs(weight[row : row + 1])[0], atol=1e-4)
+
+
 def test_rotations_spread_what_stands_out() -> None:
     spike = torch.zeros(1, 576)
     spike[0, 100] = 24.0
