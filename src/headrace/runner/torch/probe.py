@@ -30,6 +30,7 @@ _LASTS = (0, 10, 31, 32, 63, 95, 130, 200, 255, 256, 300, 383, 400, 511, 512, 70
 # Bits of a stored weight, scales included, below which it was stored in four.
 _FEW_BITS = 6.5
 _MOST = 1 << 30
+_REPEAT = 4
 
 
 class KernelFigure(Struct, frozen=True):
@@ -50,26 +51,31 @@ class Choice(Struct, frozen=True):
     reasons: tuple[str, ...]
 
 
-def choose(shape: ModelShape, dtype: str = "auto", *, stored_bits: float = 32.0) -> Choice:
-    """Measures for about a second. What is computed does not depend on the clock; how fast it is may."""
+def choose(shape: ModelShape, dtype: str = "auto", *, stored_bits: float = 32.0, brief: bool = False) -> Choice:
+    """Measures for a second or two. What is computed does not depend on the clock; how fast it is may. A `brief` one tries
+    only what the choice hangs on: its figures are those of integer kernels, and no more than good enough to choose by."""
     if dtype not in DTYPES:
         raise InvalidInput(f"dtype must be one of {', '.join(DTYPES)}", param="dtype")
     with torch.inference_mode():
-        return _choose(shape, dtype, stored_bits)
+        return _choose(shape, dtype, stored_bits, brief)
 
 
-def _choose(shape: ModelShape, dtype: str, stored_bits: float) -> Choice:
+def _choose(shape: ModelShape, dtype: str, stored_bits: float, brief: bool) -> Choice:
     torch.manual_seed(0)
     reasons: list[str] = []
-    integer = [_measure_integer(name, shape) for name in KERNELS]
+    integer = [_measure_integer(name, shape, brief) for name in KERNELS]
     # The last kernel is right everywhere and takes four times the memory: it serves where nothing else does.
     ladder = _ladder([figure for figure in integer[:-1] if figure.exact] or integer[-1:])
-    min_rows = _min_rows(shape)
-    fp32 = _measure("fp32", min_rows is not None, _fp32_run(shape, min_rows or 2), shape.hidden_size)
-    figures = [*integer, fp32]
-    int4 = _measure_int4(shape, min_rows)
-    if int4 is not None:
-        figures.append(int4)
+    figures = integer.copy()
+    sums = next((figure for figure in integer if figure.exact), None)
+    min_rows = fp32 = int4 = None
+    if not (brief and _is_integer(shape, dtype, stored_bits, sums)):
+        min_rows = _min_rows(shape)
+        fp32 = _measure("fp32", min_rows is not None, _fp32_run(shape, min_rows or 2), shape.hidden_size)
+        figures.append(fp32)
+        int4 = _measure_int4(shape, min_rows)
+        if int4 is not None:
+            figures.append(int4)
     refused = ", ".join(figure.name for figure in integer if not figure.exact)
     if refused:
         reasons.append(f"not exact on this processor, hence not used for int8: {refused}")
@@ -77,7 +83,6 @@ def _choose(shape: ModelShape, dtype: str, stored_bits: float) -> Choice:
     if not cuts.wide:
         reasons.append("attention is computed token by token: larger products round otherwise on this processor")
     if dtype == "auto":
-        sums = next((figure for figure in integer if figure.exact), None)
         dtype, reason = _pick({"fp32": fp32, "int8": sums, "int4": int4}, stored_bits)
         reasons.append(reason)
     if dtype == "int4" and (int4 is None or not int4.exact):
@@ -90,13 +95,23 @@ def _choose(shape: ModelShape, dtype: str, stored_bits: float) -> Choice:
     return Choice(recipe, cuts, row_exact, tuple(figures), tuple(reasons))
 
 
-def _measure_integer(name: str, shape: ModelShape) -> KernelFigure:
+def _is_integer(shape: ModelShape, dtype: str, stored_bits: float, sums: KernelFigure | None) -> bool:
+    """Whether it will be int8, however float32 and four bits do."""
+    if dtype == "auto":
+        return sums is not None and (stored_bits >= _FEW_BITS or not _has_int4(shape))
+    return dtype == "int8"
+
+
+def _measure_integer(name: str, shape: ModelShape, brief: bool) -> KernelFigure:
     """Exact with the model's widest sums, timed on its largest layer matrix."""
     try:
         exact = all(is_exact(name, width) for width in {shape.hidden_size, *shape.inner_sizes})
+        if brief and not exact:
+            return KernelFigure(name, False, ())
         kernel = KERNELS[name](_integers(2 * shape.inner_sizes[0], shape.hidden_size, LARGEST).to(torch.int8))
         planes = RowPlanes(max(ROWS), shape.hidden_size, 1)
-        return _measure(name, exact, lambda rows: kernel.multiply(planes.split(rows)[0]), shape.hidden_size)
+        repeat = 1 if brief else _REPEAT
+        return _measure(name, exact, lambda rows: kernel.multiply(planes.split(rows)[0]), shape.hidden_size, repeat)
     except (RuntimeError, AttributeError, NotImplementedError):
         return KernelFigure(name, False, ())
 
@@ -120,6 +135,8 @@ def is_exact(name: str, width: int) -> bool:
 
 def _ladder(figures: Sequence[KernelFigure]) -> tuple[tuple[int, str], ...]:
     """The fastest kernel for each row count; neighbours that agree become one rung."""
+    if len(figures) == 1:
+        return ((_MOST, figures[0].name),)
     rungs: list[tuple[int, str]] = []
     for index, count in enumerate(ROWS):
         best = min(figures, key=lambda figure: figure.micros[index]).name
@@ -157,7 +174,7 @@ def _fp32_run(shape: ModelShape, min_rows: int) -> Callable[[Tensor], Tensor]:
 
 def _measure_int4(shape: ModelShape, min_rows: int | None) -> KernelFigure | None:
     hidden = shape.hidden_size
-    if hidden % GROUP or not has_native_kernel():
+    if not _has_int4(shape):
         return None
     try:
         linear = Int4Linear(
@@ -172,6 +189,10 @@ def _measure_int4(shape: ModelShape, min_rows: int | None) -> KernelFigure | Non
         return _measure("int4", exact, linear.project, hidden)
     except (RuntimeError, AttributeError, NotImplementedError):
         return None
+
+
+def _has_int4(shape: ModelShape) -> bool:
+    return shape.hidden_size % GROUP == 0 and has_native_kernel()
 
 
 def _cuts(shape: ModelShape) -> tuple[Cuts, bool]:
@@ -234,11 +255,13 @@ def _pick(figures: dict[str, KernelFigure | None], stored_bits: float) -> tuple[
     )
 
 
-def _measure(name: str, exact: bool, run: Callable[[Tensor], Tensor], width: int) -> KernelFigure:
-    return KernelFigure(name, exact, tuple(_best_s(run, torch.randn(count, width)) * 1e6 for count in ROWS))
+def _measure(
+    name: str, exact: bool, run: Callable[[Tensor], Tensor], width: int, repeat: int = _REPEAT
+) -> KernelFigure:
+    return KernelFigure(name, exact, tuple(_best_s(run, torch.randn(count, width), repeat) * 1e6 for count in ROWS))
 
 
-def _best_s(run: Callable[[Tensor], Tensor], rows: Tensor, repeat: int = 4) -> float:
+def _best_s(run: Callable[[Tensor], Tensor], rows: Tensor, repeat: int) -> float:
     run(rows)
     best_s = float("inf")
     for _ in range(repeat):

@@ -3,14 +3,15 @@
 import functools
 
 import pytest
+from torch import Tensor
 
 from headrace.core.config import DTYPES
 from headrace.core.errors import InvalidInput
 from headrace.runner.cuda import presence
 from headrace.runner.torch import probe
 from headrace.runner.torch.int4 import has_native_kernel
-from headrace.runner.torch.kernels import KERNELS, OneDnnKernel
-from headrace.runner.torch.probe import Choice, choose
+from headrace.runner.torch.kernels import KERNELS, OneDnnKernel, WideKernel
+from headrace.runner.torch.probe import Choice, KernelFigure, choose
 from headrace.weights.shape import ModelShape
 from tests.unit.runner.torch.model_rig import model
 
@@ -74,6 +75,52 @@ def test_auto_follows_what_the_file_holds_and_not_the_clock(bits: float, chosen:
 def test_auto_without_the_4_bit_kernel_is_int8(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_measure_int4", lambda *_: None)
     assert choose(shape(), stored_bits=4.5).recipe.dtype == "int8"
+
+
+@pytest.mark.parametrize("dtype", ["auto", "fp32", "int8", "int4"])
+@pytest.mark.parametrize("bits", [4.5, 16.0])
+def test_a_brief_choice_is_the_same(dtype: str, bits: float) -> None:
+    brief, whole = (choose(shape(), dtype, stored_bits=bits, brief=each) for each in (True, False))
+    assert (brief.recipe.dtype, brief.recipe.ladder) == (whole.recipe.dtype, whole.recipe.ladder)
+    assert brief.recipe.dtype == "int8" or brief.recipe.min_rows == whole.recipe.min_rows
+    assert (brief.cuts, brief.row_exact, brief.reasons) == (whole.cuts, whole.row_exact, whole.reasons)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has_int4", "bits"), [("int8", True, 4.5), ("auto", False, 4.5), ("auto", True, 16.0)]
+)
+def test_what_will_be_int8_briefly_tries_nothing_else(
+    dtype: str, has_int4: bool, bits: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "_has_int4", lambda _: has_int4)
+    monkeypatch.setattr(probe, "_min_rows", lambda _: pytest.fail("float32 was tried"))
+    assert choose(shape(), dtype, stored_bits=bits, brief=True).recipe.dtype == "int8"
+
+
+def test_what_may_be_int4_is_tried_even_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_has_int4", lambda _: True)
+    monkeypatch.setattr(probe, "_measure_int4", lambda *_: KernelFigure("int4", True, ()))
+    assert choose(shape(), stored_bits=4.5, brief=True).recipe.dtype == "int4"
+
+
+@pytest.mark.parametrize("brief", [True, False])
+def test_a_kernel_that_fails_at_the_size_of_the_model_is_not_used(brief: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Narrow(WideKernel):
+        def multiply(self, rows: Tensor) -> Tensor:
+            if len(rows) == max(probe.ROWS):
+                raise RuntimeError("could not create a primitive")
+            return super().multiply(rows)
+
+    monkeypatch.setitem(KERNELS, "onednn", Narrow)
+    made = choose(shape(), "int8", brief=brief)
+    assert made.recipe.ladder == ((1 << 30, "wide"),)
+    assert any("onednn" in reason for reason in made.reasons)
+
+
+@pytest.mark.parametrize("brief", [True, False])
+def test_the_last_kernel_serves_whatever_is_found_of_it(brief: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "is_exact", lambda *_: False)
+    assert choose(shape(), "int8", brief=brief).recipe.ladder == ((1 << 30, "wide"),)
 
 
 def test_an_unknown_dtype_is_refused() -> None:
