@@ -1,7 +1,7 @@
 """A worker's life as others see it: its state, how far it is, what it is and how loaded.
 
-Written by the engine's thread, and by the one that asks the device how it is; read by the one that sends heartbeats.
-Each field is replaced whole.
+Written by the engine's thread, by the one that reads weights for it, and by the one that asks the device how it is; read
+by the one that sends heartbeats. Each field is replaced whole.
 """
 
 from collections import deque

@@ -35,7 +35,7 @@ from headrace.runner.torch.score_pile import ScorePile
 from headrace.runner.torch.slot_table import SlotTable
 from headrace.runner.torch.step_rows import StepRows, lay_out
 from headrace.runner.torch.warm_up import probe_blocks, warm_up_plans
-from headrace.weights.checkpoint import Checkpoint, Progress
+from headrace.weights.checkpoint import Checkpoint
 
 # Logits of prompt positions are made this many rows at a time.
 _SCORED_ROWS = 64
@@ -57,7 +57,8 @@ class _Flight:
 
 
 class TorchRunner:
-    """`poison` fills memory that is nobody's with NaN, for tests. `keep_logits` shows them in `last_logits`."""
+    """`tensors` are the checkpoint's, where somebody has begun to read them. `poison` fills memory that is nobody's with NaN,
+    for tests. `keep_logits` shows them in `last_logits`."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class TorchRunner:
         cuts: Cuts = CUTS[0],
         poison: bool = False,
         keep_logits: bool = False,
-        progress: Progress | None = None,
+        tensors: Iterable[tuple[str, NDArray[np.float32]]] | None = None,
     ) -> None:
         shape = checkpoint.shape
         if config.vocab_size != shape.vocab_size or config.context_len > shape.context_len:
@@ -86,7 +87,7 @@ class TorchRunner:
         self._cuts = cuts
         self._poison = poison
         self._keep_logits = keep_logits
-        self._progress = progress
+        self._tensors = tensors
         self._decoder: Decoder | None = None
         self._weights: DecoderWeights
         self._cache: KvCache
@@ -150,7 +151,7 @@ class TorchRunner:
     def _load_weights(self) -> None:
         with torch.inference_mode():
             packer = Packer(self._shape, self.recipe, self._config.max_step_tokens)
-            packer.take(self._checkpoint.tensors(self._progress))
+            packer.take(self._checkpoint.tensors() if self._tensors is None else self._tensors)
             self._weights = packer.finish()
         self.weights_bytes = self._weights.size_bytes
 
