@@ -29,6 +29,7 @@ from headrace.worker.orphans import ORPHAN_S
 from headrace.worker.outbox import DEFAULT_BYTES
 from headrace.worker.probe import golden_probe
 from headrace.worker.promises import fit_targets
+from headrace.worker.timed import NotedRunner
 from headrace.worker.turns import TurnLoop
 from headrace.worker.warmup import measure_profile
 from headrace.worker.watchdog import LOOK_S, Watchdog, WatchedRunner
@@ -256,11 +257,14 @@ class WorkerHost:
     def _prepare(self, mounted: MountedModel) -> TurnLoop:
         runner, config = mounted.runner, mounted.config
         self.lifecycle.enter(WorkerState.VERIFYING, "golden probe")
-        probe = golden_probe(runner, config, self._clock)
+        noted = NotedRunner(runner, self._clock)
+        probe = golden_probe(noted, config, self._clock)
         self._check_leaving()
         self.lifecycle.enter(WorkerState.WARMING, "timing steps")
         if not mounted.is_measured:
-            profile = measure_profile(runner, config, mounted.scenes)
+            # Steps that overlap say little of how long each takes.
+            seen = noted.seen if runner.depth == 1 else ()
+            profile = measure_profile(runner, config, mounted.scenes, seen)
             config = replace(config, profile=profile, targets=fit_targets(config.targets, profile, config.slots))
         self._check_leaving()
         self._watched = WatchedRunner(self._delayed(runner), self._clock)

@@ -1,12 +1,13 @@
-"""Where an engine's time goes: a runner that keeps watch over the calls to another one.
+"""Where an engine's time goes: runners that keep watch over the calls to another one.
 
-Owns the sums only. What is left of a turn after launch, sample and wait is planning and applying.
+What is left of a turn after launch, sample and wait is planning and applying.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headrace.core.plan import Masks, Plan, StepResult
+from headrace.core.plan import Masks, Plan, StepResult, Work
 from headrace.core.ports import Clock, Runner
 
 
@@ -63,3 +64,21 @@ class TimedRunner:
 
     def close(self) -> None:
         self._runner.close()
+
+
+class NotedRunner(TimedRunner):
+    """For a few steps: notes in `seen` what each of them was, and how long it took."""
+
+    def __init__(self, runner: Runner, clock: Clock) -> None:
+        super().__init__(runner, clock)
+        self.seen: list[tuple[Work, float]] = []
+        self._in_flight: deque[Work] = deque()
+
+    def launch(self, plan: Plan) -> None:
+        super().launch(plan)
+        self._in_flight.append(plan.work)
+
+    def collect(self) -> StepResult:
+        result = super().collect()
+        self.seen.append((self._in_flight.popleft(), result.elapsed_s))
+        return result

@@ -4,7 +4,7 @@ Owns the few synthetic steps and the profile fitted to them. Works on any runner
 and block it used is as free as before.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,21 +35,29 @@ _NONE = np.zeros(0, np.int32)
 _FIRST_STEP = -1_000_000
 
 
-def measure_profile(runner: Runner, config: EngineConfig, scenes: Scenes = SCENES) -> CostProfile:
-    """Run a few steps of different shapes and fit their times; too small an engine is taken at its profile."""
+def measure_profile(
+    runner: Runner, config: EngineConfig, scenes: Scenes = SCENES, seen: Sequence[tuple[Work, float]] = ()
+) -> CostProfile:
+    """Run a few steps of different shapes and fit their times; too small an engine is taken at its profile. Steps that were
+    `seen` just now count as well: of those that did the same, the quickest. Where one row alone was seen to decode, it
+    does so only in scenes of its own."""
     if min(config.context_len, config.blocks * config.block_size) <= 2 * _DECODE_STEPS + 1:
         return config.profile
     stage = _Stage(runner, config)
-    seen = [step for rows, chunks in scenes for step in _play(stage, rows, chunks)]
-    return fit_profile(seen, config.profile)
+    quickest: dict[Work, float] = {}
+    for work, seconds in seen:
+        quickest[work] = min(seconds, quickest.get(work, seconds))
+    alone = () if any((work.decode_rows, work.prefill_tokens) == (1, 0) for work in quickest) else (1,)
+    played = [step for rows, chunks in scenes for step in _play(stage, rows, chunks, alone)]
+    return fit_profile([*quickest.items(), *played], config.profile)
 
 
-def _play(stage: "_Stage", rows: int, chunks: tuple[int, ...]) -> Iterator[tuple[Work, float]]:
+def _play(stage: "_Stage", rows: int, chunks: tuple[int, ...], alone: tuple[int, ...]) -> Iterator[tuple[Work, float]]:
     rows, chunks = stage.shrink(rows, chunks)
     stage.enter(rows, sum(chunks))
     for count in chunks:
         yield stage.step(rows, count)
-    for decoding in dict.fromkeys((rows, 1)):
+    for decoding in dict.fromkeys((rows, *alone)):
         yield min((stage.step(decoding, 1) for _ in range(_DECODE_STEPS)), key=lambda step: step[1])
     stage.leave()
 

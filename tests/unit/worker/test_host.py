@@ -2,10 +2,11 @@
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
-from headrace.core.config import EngineConfig
+from headrace.core.config import CostProfile, EngineConfig
 from headrace.core.errors import ModelTooLarge
 from headrace.core.event import Outcome
 from headrace.core.messages import PROTOCOL, Ack, Beat, Frame, FromWorker, Goodbye, Hello, Submit, Welcome, WorkerState
@@ -15,6 +16,7 @@ from headrace.core.request import Request
 from headrace.runner.fake import FakeRunner
 from headrace.runner.faults import Faults
 from headrace.transport.memory import MemoryNetwork
+from headrace.worker import host as host_module
 from headrace.worker.mounting import MountedModel, Report
 from tests.builders import engine_config, part, request
 from tests.unit.worker.rig import Ear, fake_host, fake_model, ready, replicas_of, truth_of
@@ -292,3 +294,23 @@ def test_every_beat_says_whether_nobody_waits_for_anything() -> None:
                 pass
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize(("depth", "is_seen"), [(1, True), (2, False)])
+def test_steps_of_the_golden_probe_count_where_each_runs_alone(
+    depth: int, is_seen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = engine_config()
+    told: list[Any] = []
+
+    def measure(*words: object) -> CostProfile:
+        told.append(words[-1])
+        return config.profile
+
+    monkeypatch.setattr(host_module, "measure_profile", measure)
+    host = fake_host(MemoryNetwork(), mount=lambda _: MountedModel(FakeRunner(config, depth=depth), config))
+    host.lifecycle.listen(lambda: host.drain(0.0) if host.lifecycle.state is WorkerState.READY else None)
+    assert host.run() == 0
+    (seen,) = told
+    assert bool(seen) is is_seen
+    assert not is_seen or [work.decode_rows for work, _ in seen] == 2 * [0, 1, 1, 1, 1, 1, 1, 1]

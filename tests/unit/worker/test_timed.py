@@ -1,9 +1,12 @@
 """Time is booked to the call it was spent in, and calls arrive as they were made."""
 
+import pytest
+
 from headrace.core.plan import Plan, StepResult
+from headrace.engine.cost import CostModel
 from headrace.engine.loop import Engine
 from headrace.runner.fake import FakeRunner
-from headrace.worker.timed import TimedRunner
+from headrace.worker.timed import NotedRunner, TimedRunner
 from tests.builders import engine_config, request
 
 
@@ -41,3 +44,16 @@ def test_every_part_of_a_step_is_told_apart() -> None:
         engine.turn(_Slow.hands.now_s())
     times = timed.times
     assert (times.steps, times.launch_s, times.sample_s, times.wait_s) == (4, 4.0, 1.0, 12.0)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_every_step_is_noted_with_its_work_and_its_time(depth: int) -> None:
+    config = engine_config()
+    noted = NotedRunner(FakeRunner(config, depth=depth), _Hands())
+    engine = Engine(config, noted)
+    engine.submit(request("x", 8, 4), 0.0)
+    while not engine.idle:
+        engine.turn(0.0)
+    assert [(work.prefill_tokens, work.decode_rows) for work, _ in noted.seen][:4] == [(8, 0), (0, 1), (0, 1), (0, 1)]
+    cost = CostModel(config.profile)
+    assert [seconds for _, seconds in noted.seen] == [pytest.approx(cost.predict(work)) for work, _ in noted.seen]

@@ -3,7 +3,8 @@
 import pytest
 
 from headrace.core.config import CostProfile, EngineConfig
-from headrace.core.plan import Plan
+from headrace.core.plan import Plan, Work
+from headrace.engine.cost import CostModel
 from headrace.runner.fake import FakeRunner
 from headrace.worker.warmup import CARD_SCENES, SCENES, Scenes, measure_profile
 from tests.builders import Rig, request
@@ -57,3 +58,34 @@ def test_contexts_are_computed_in_steps_the_runner_can_take(scenes: Scenes, monk
     monkeypatch.setattr(runner, "launch", launch_and_note)
     measure_profile(runner, config, scenes)
     assert 0 < max(sizes) <= 64
+
+
+ALONE = [Work(16, 0, 16, 256), *(Work(0, 1, 17 + step, 0) for step in range(7))]
+
+
+def test_one_row_that_was_seen_to_decode_does_not_do_so_beside_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = FakeRunner(CONFIG, profile=SLOW)
+    launch, decodes = runner.launch, []
+
+    def launch_and_note(plan: Plan) -> None:
+        if plan.work.decode_rows:
+            decodes.append(plan.work.decode_rows)
+        launch(plan)
+
+    monkeypatch.setattr(runner, "launch", launch_and_note)
+    measured = measure_profile(runner, CONFIG, SCENES, [(work, CostModel(SLOW).predict(work)) for work in ALONE])
+    assert decodes == [1, 1, 8, 8, 32, 32, 32]
+    assert measured.coefficients() == pytest.approx(SLOW.coefficients(), rel=0.01)
+    decodes.clear()
+    measure_profile(runner, CONFIG, SCENES, [(ALONE[0], 1.0)])
+    assert decodes == [1, 1, 8, 8, 1, 1, 32, 32, 32, 1, 1]
+
+
+def test_of_steps_seen_that_did_the_same_the_quickest_counts() -> None:
+    cost = CostModel(SLOW)
+    seen = [(work, factor * cost.predict(work)) for factor in (3.0, 1.0, 2.0) for work in ALONE]
+    measured = measure_profile(FakeRunner(CONFIG, profile=SLOW), CONFIG, SCENES, seen)
+    assert measured.coefficients() == pytest.approx(SLOW.coefficients(), rel=0.01)
+    slow = [(work, 2.0 * cost.predict(work)) for work in ALONE]
+    measured = measure_profile(FakeRunner(CONFIG, profile=SLOW), CONFIG, SCENES, slow)
+    assert CostModel(measured).predict(ALONE[1]) > 1.2 * cost.predict(ALONE[1])
