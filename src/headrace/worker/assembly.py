@@ -105,11 +105,11 @@ def _load_on_cpu(
     from headrace.runner.torch.probe import choose
     from headrace.runner.torch.runner import TorchRunner
 
-    # Most of what is tried keeps one core busy.
+    choice = choose(checkpoint.shape, settings.dtype, stored_bits=stored_bits(checkpoint), brief=True)
+    if settings.deterministic and not choice.row_exact:
+        raise InvalidInput(f"{choice.recipe.dtype} is not row-exact on this processor", param="deterministic")
+    # Not before: kernels are timed while they are chosen.
     with closing(ReadAhead(checkpoint.tensors(progress))) as tensors:
-        choice = choose(checkpoint.shape, settings.dtype, stored_bits=stored_bits(checkpoint), brief=True)
-        if settings.deterministic and not choice.row_exact:
-            raise InvalidInput(f"{choice.recipe.dtype} is not row-exact on this processor", param="deterministic")
         runner = TorchRunner(config, checkpoint, choice.recipe, cuts=choice.cuts, tensors=tensors)
         memory = runner.fit()
     notes = (*choice.reasons, *memory.sentences())

@@ -30,7 +30,6 @@ _LASTS = (0, 10, 31, 32, 63, 95, 130, 200, 255, 256, 300, 383, 400, 511, 512, 70
 # Bits of a stored weight, scales included, below which it was stored in four.
 _FEW_BITS = 6.5
 _MOST = 1 << 30
-_REPEAT = 4
 
 
 class KernelFigure(Struct, frozen=True):
@@ -53,7 +52,7 @@ class Choice(Struct, frozen=True):
 
 def choose(shape: ModelShape, dtype: str = "auto", *, stored_bits: float = 32.0, brief: bool = False) -> Choice:
     """Measures for a second or two. What is computed does not depend on the clock; how fast it is may. A `brief` one tries
-    only what the choice hangs on: its figures are those of integer kernels, and no more than good enough to choose by."""
+    only what the choice hangs on: where it will be int8, its figures are those of integer kernels that are exact."""
     if dtype not in DTYPES:
         raise InvalidInput(f"dtype must be one of {', '.join(DTYPES)}", param="dtype")
     with torch.inference_mode():
@@ -110,8 +109,7 @@ def _measure_integer(name: str, shape: ModelShape, brief: bool) -> KernelFigure:
             return KernelFigure(name, False, ())
         kernel = KERNELS[name](_integers(2 * shape.inner_sizes[0], shape.hidden_size, LARGEST).to(torch.int8))
         planes = RowPlanes(max(ROWS), shape.hidden_size, 1)
-        repeat = 1 if brief else _REPEAT
-        return _measure(name, exact, lambda rows: kernel.multiply(planes.split(rows)[0]), shape.hidden_size, repeat)
+        return _measure(name, exact, lambda rows: kernel.multiply(planes.split(rows)[0]), shape.hidden_size)
     except (RuntimeError, AttributeError, NotImplementedError):
         return KernelFigure(name, False, ())
 
@@ -255,13 +253,11 @@ def _pick(figures: dict[str, KernelFigure | None], stored_bits: float) -> tuple[
     )
 
 
-def _measure(
-    name: str, exact: bool, run: Callable[[Tensor], Tensor], width: int, repeat: int = _REPEAT
-) -> KernelFigure:
-    return KernelFigure(name, exact, tuple(_best_s(run, torch.randn(count, width), repeat) * 1e6 for count in ROWS))
+def _measure(name: str, exact: bool, run: Callable[[Tensor], Tensor], width: int) -> KernelFigure:
+    return KernelFigure(name, exact, tuple(_best_s(run, torch.randn(count, width)) * 1e6 for count in ROWS))
 
 
-def _best_s(run: Callable[[Tensor], Tensor], rows: Tensor, repeat: int) -> float:
+def _best_s(run: Callable[[Tensor], Tensor], rows: Tensor, repeat: int = 4) -> float:
     run(rows)
     best_s = float("inf")
     for _ in range(repeat):
