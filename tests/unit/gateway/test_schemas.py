@@ -185,6 +185,12 @@ def test_where_json_ends_to_be_json_is_told(body: bytes, where: str) -> None:
         decode(body, ChatBody)
 
 
+@pytest.mark.parametrize("body", [b"", b" \n"])
+def test_a_body_that_was_forgotten_is_called_empty(body: bytes) -> None:
+    with pytest.raises(InvalidInput, match="the body is empty: send JSON"):
+        decode(body, ChatBody)
+
+
 def test_json_that_nests_without_end_is_refused_in_every_free_field() -> None:
     deep: Any = {}
     for _ in range(200):

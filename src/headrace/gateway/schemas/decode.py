@@ -26,6 +26,8 @@ _MAX_PARAM = 200
 
 def decode(data: bytes, kind: type[T]) -> T:
     """InvalidInput, with `param` a path like `messages[2].content`, for what is no JSON or not of this kind."""
+    if not data.strip():
+        raise InvalidInput("the body is empty: send JSON")
     check_values(data)
     wanted: Any = kind
     try:
