@@ -5,7 +5,7 @@ Reads /proc and /sys; allocates nothing.
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 _UNLIMITED = 1 << 60
@@ -45,10 +45,11 @@ def reset_peak(root: Path = Path("/")) -> bool:
     return True
 
 
-def waited_s(root: Path = Path("/")) -> float:
-    """How long its threads have waited for a core while they had something to do, all taken together; those that are gone no
-    longer count. 0 where the system does not tell."""
-    told = (_text(path / "schedstat").split() for path in (root / "proc/self/task").glob("*"))
+def waited_s(without: Collection[int] = (), root: Path = Path("/")) -> float:
+    """How long its threads have waited for a core while they had something to do, all taken together but for those `without`
+    whom (their ids); those that are gone no longer count. 0 where the system does not tell."""
+    tasks = (path for path in (root / "proc/self/task").glob("*") if path.name not in set(map(str, without)))
+    told = (_text(path / "schedstat").split() for path in tasks)
     return sum(int(words[1]) for words in told if len(words) > 1 and words[1].isdecimal()) / 1e9
 
 

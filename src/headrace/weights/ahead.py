@@ -13,20 +13,21 @@ from numpy.typing import NDArray
 
 Named = tuple[str, NDArray[np.float32]]
 
-_MOST_BYTES = 2**28
+_MOST_BYTES = 2**26
 
 
 class ReadAhead:
-    """To be iterated over once. What reading raises is raised after all that was read before. `close` breaks it off, and
-    waits for the thread: the files may be closed after it."""
+    """To be iterated over once. What reading raises is raised as soon as it is known. `close` breaks it off after the tensor
+    that is being read, and waits for the thread: the files may be closed after it."""
 
     def __init__(self, tensors: Iterator[Named], most_bytes: int = _MOST_BYTES) -> None:
-        """Reads on while less than `most_bytes` wait to be taken."""
+        """Reads on while what waits to be taken, and what was taken last, are less than `most_bytes`: beside a tensor that is
+        larger than that none is held."""
         self._tensors = tensors
         self._most_bytes = most_bytes
         self._changed = Condition()
         self._waiting: deque[Named] = deque()
-        self._waiting_bytes = 0
+        self._held_bytes = self._taken_bytes = 0
         self._is_closed = self._is_over = False
         self._error: BaseException | None = None
         self._thread = Thread(target=self._read, name="read ahead", daemon=True)
@@ -37,21 +38,24 @@ class ReadAhead:
 
     def __next__(self) -> Named:
         with self._changed:
+            self._held_bytes -= self._taken_bytes
+            self._taken_bytes = 0
+            self._changed.notify()
             self._changed.wait_for(lambda: self._waiting or self._is_over)
-            if self._waiting:
-                found = self._waiting.popleft()
-                self._waiting_bytes -= found[1].nbytes
-                self._changed.notify()
-                return found
-        if self._error is not None:
-            raise self._error
-        raise StopIteration
+            if self._error is not None:
+                raise self._error
+            if not self._waiting:
+                raise StopIteration
+            found = self._waiting.popleft()
+            self._taken_bytes = found[1].nbytes
+            return found
 
     def close(self) -> None:
         with self._changed:
             self._is_closed = True
             self._changed.notify()
         self._thread.join()
+        self._waiting.clear()
 
     def _read(self) -> None:
         try:
@@ -67,7 +71,7 @@ class ReadAhead:
     def _put(self, found: Named) -> bool:
         with self._changed:
             self._waiting.append(found)
-            self._waiting_bytes += found[1].nbytes
+            self._held_bytes += found[1].nbytes
             self._changed.notify()
-            self._changed.wait_for(lambda: self._is_closed or self._waiting_bytes < self._most_bytes)
+            self._changed.wait_for(lambda: self._is_closed or self._held_bytes < self._most_bytes)
             return not self._is_closed

@@ -15,7 +15,6 @@ from headrace.core.config import EngineConfig
 from headrace.core.errors import InvalidInput
 from headrace.core.ports import Runner
 from headrace.runner.torch.threads import take_threads
-from headrace.weights.ahead import ReadAhead
 from headrace.weights.checkpoint import Checkpoint, Progress
 from headrace.weights.layout import num_parameters
 from headrace.worker.warmup import CARD_SCENES, SCENES, Scenes, measure_profile
@@ -108,10 +107,8 @@ def _load_on_cpu(
     choice = choose(checkpoint.shape, settings.dtype, stored_bits=stored_bits(checkpoint), brief=True)
     if settings.deterministic and not choice.row_exact:
         raise InvalidInput(f"{choice.recipe.dtype} is not row-exact on this processor", param="deterministic")
-    # Not before: kernels are timed while they are chosen.
-    with closing(ReadAhead(checkpoint.tensors(progress))) as tensors:
-        runner = TorchRunner(config, checkpoint, choice.recipe, cuts=choice.cuts, tensors=tensors)
-        memory = runner.fit()
+    runner = TorchRunner(config, checkpoint, choice.recipe, cuts=choice.cuts, progress=progress)
+    memory = runner.fit()
     notes = (*choice.reasons, *memory.sentences())
     config = replace(config, blocks=memory.blocks)
     return LoadedModel(runner, config, memory, "cpu", choice.recipe.dtype, notes, SCENES)

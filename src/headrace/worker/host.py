@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 
 from msgspec.structs import replace
 
+from headrace.core import proc
 from headrace.core.clock import SystemClock
 from headrace.core.errors import HeadraceError
 from headrace.core.messages import DeviceHealth, Drain, Frame, FromGateway, WorkerCard, WorkerState
@@ -84,6 +85,7 @@ class WorkerHost:
         self._inbox = Inbox()
         self._links = Links(self.lifecycle, self._inbox, self._clock, max_outbox_bytes)
         self._watched: WatchedRunner | None = None
+        self._engine_id = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: Listener | None = None
         self._ticking: asyncio.Task[None] | None = None
@@ -144,7 +146,7 @@ class WorkerHost:
         self._loop = None
 
     async def _tick(self) -> None:
-        watchdog = Watchdog(LOOK_S)
+        watchdog = Watchdog(LOOK_S, self._waited_s)
         looks = 0
         while True:
             await asyncio.sleep(LOOK_S)
@@ -159,6 +161,11 @@ class WorkerHost:
         """Nothing runs and nothing waits. What came a moment ago may not be counted yet."""
         load, watched = self.lifecycle.load, self._watched
         return watched is not None and watched.oldest is None and not (load.waiting or load.running)
+
+    def _waited_s(self) -> float:
+        """Of the engine's thread and of those that libraries compute with: what other threads here wait for holds up no step."""
+        others = {thread.native_id for thread in threading.enumerate() if thread.native_id is not None}
+        return proc.waited_s(others - {self._engine_id})
 
     def _look(self, watchdog: Watchdog) -> None:
         """Only what serves is watched: a first step may take its time."""
@@ -192,6 +199,7 @@ class WorkerHost:
     # The engine's thread
 
     def _work(self) -> int:
+        self._engine_id = threading.get_native_id()
         mounted = device = None
         try:
             mounted = self._load()

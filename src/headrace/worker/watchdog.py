@@ -1,14 +1,13 @@
 """Sees steps that hang. A wrapped runner notes which step is the oldest in flight; another thread looks at it.
 
-Owns the bound: max(2 s, 4 x predicted), of time in which the process had the cores it asked for. What is done about a hung
-step is not known here.
+Owns the bound: max(2 s, 4 x predicted), of time in which those who compute had the cores they asked for. What is done about a
+hung step is not known here.
 """
 
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from headrace.core import proc
 from headrace.core.errors import OutOfRoom
 from headrace.core.plan import Masks, Plan, StepResult
 from headrace.core.ports import Clock, Runner
@@ -83,8 +82,8 @@ class WatchedRunner:
 
 
 class Watchdog:
-    def __init__(self, interval_s: float = LOOK_S, waited_s: Callable[[], float] = proc.waited_s) -> None:
-        """`waited_s`: how long this process has waited for cores, all its threads taken together. Asked only of a step that is
+    def __init__(self, interval_s: float, waited_s: Callable[[], float]) -> None:
+        """`waited_s`: how long threads that compute have waited for cores, all taken together. Asked only of a step that is
         seen again."""
         self._vigil = Vigil(interval_s)
         self._waited_s = waited_s

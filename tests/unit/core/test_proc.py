@@ -108,13 +108,19 @@ def test_memory_in_the_first_version_of_cgroups(tmp_path: Path) -> None:
 
 
 def test_what_threads_waited_for_cores_is_taken_together(tmp_path: Path) -> None:
-    assert waited_s(tmp_path) == 0.0
+    assert waited_s(root=tmp_path) == 0.0
     for thread, words in (("11", "5 2000000000 3\n"), ("12", "7 500000000 9\n"), ("13", ""), ("14", "0 what 3\n")):
         folder = tmp_path / "proc/self/task" / thread
         folder.mkdir(parents=True)
         (folder / "schedstat").write_text(words)
     (tmp_path / "proc/self/task/15").mkdir()
-    assert waited_s(tmp_path) == 2.5
+    assert waited_s(root=tmp_path) == 2.5
+    assert waited_s({11, 99}, tmp_path) == 0.5
+
+
+def _schedstat() -> bool:
+    path = Path("/proc/self/schedstat")
+    return path.exists() and path.read_text().split() != ["0", "0", "0"]
 
 
 _SHARED_CORE = """
@@ -124,7 +130,7 @@ from headrace.core.proc import waited_s
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
 try:
-    before_s, until_s = waited_s(), time.perf_counter() + 1.0
+    before_s, until_s = waited_s(), time.perf_counter() + 0.5
     while time.perf_counter() < until_s:
         pass
     print(waited_s() - before_s)
@@ -134,7 +140,7 @@ finally:
 """
 
 
+@pytest.mark.skipif(not _schedstat(), reason="this system does not tell what threads wait for")
 def test_who_shares_a_core_waits_for_it() -> None:
-    """The system of this machine does tell."""
     told = subprocess.run([sys.executable, "-c", _SHARED_CORE], capture_output=True, text=True, check=True, timeout=60)
-    assert float(told.stdout) > 0.05
+    assert float(told.stdout) > 0.02

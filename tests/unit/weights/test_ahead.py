@@ -44,22 +44,52 @@ def test_it_reads_before_it_is_asked_and_not_too_far() -> None:
     assert asked[1].wait(5.0)
     assert not asked[2].wait(0.05)
     next(ahead)
+    # What was taken last is held as well.
+    assert not asked[2].wait(0.05)
+    next(ahead)
     assert asked[2].wait(5.0)
     assert not asked[3].wait(0.05)
     ahead.close()
 
 
-def test_what_reading_raises_comes_after_what_was_read() -> None:
+def test_beside_one_that_is_too_large_none_is_held() -> None:
+    asked = Event()
+
     def read() -> Iterator[Named]:
-        yield tensor(0)
-        raise InvalidModel("ends too early")
+        yield "large", np.zeros(100, np.float32)
+        asked.set()
+        yield tensor(1)
+
+    ahead = ReadAhead(read(), most_bytes=16)
+    assert next(ahead)[0] == "large" and not asked.wait(0.05)
+    assert next(ahead)[0] == "tensor 1"
+    ahead.close()
+    assert ReadAhead(iter(()))._most_bytes == 2**26
+
+
+class _Stop(BaseException): ...
+
+
+@pytest.mark.parametrize("error", [InvalidModel("ends too early"), _Stop("told to leave")])
+def test_what_reading_raises_is_raised_though_tensors_wait(error: BaseException) -> None:
+    has_ended = Event()
+
+    def read() -> Iterator[Named]:
+        try:
+            yield tensor(0)
+            yield tensor(1)
+            raise error
+        finally:
+            has_ended.set()
 
     ahead = ReadAhead(read())
-    assert next(ahead)[0] == "tensor 0"
+    assert has_ended.wait(5.0)
+    ahead._thread.join(5.0)
     for _ in range(2):
-        with pytest.raises(InvalidModel, match="ends too early"):
+        with pytest.raises(type(error), match=str(error)):
             next(ahead)
     ahead.close()
+    assert not ahead._waiting
 
 
 def test_closed_it_reads_no_more() -> None:

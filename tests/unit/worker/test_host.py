@@ -18,6 +18,7 @@ from headrace.runner.faults import Faults
 from headrace.transport.memory import MemoryNetwork
 from headrace.worker import host as host_module
 from headrace.worker.mounting import MountedModel, Report
+from headrace.worker.watchdog import Watchdog
 from tests.builders import engine_config, part, request
 from tests.unit.worker.rig import Ear, fake_host, fake_model, ready, replicas_of, truth_of
 
@@ -294,6 +295,39 @@ def test_every_beat_says_whether_nobody_waits_for_anything() -> None:
                 pass
 
     asyncio.run(story())
+
+
+def test_only_those_who_compute_are_asked_what_they_waited_for_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's thread and a library's: of Python's others nobody holds up a step."""
+    dogs: list[Any] = []
+    left_out: list[set[int]] = []
+
+    class Dog(Watchdog):
+        def __init__(self, *given: Any) -> None:
+            dogs.append(given)
+            super().__init__(*given)
+
+    def waited(without: set[int]) -> float:
+        left_out.append(without)
+        return 7.0
+
+    monkeypatch.setattr(host_module, "Watchdog", Dog)
+    monkeypatch.setattr("headrace.core.proc.waited_s", waited)
+    host = fake_host(MemoryNetwork())
+    others: list[int] = []
+
+    def leave() -> None:
+        if host.lifecycle.state is WorkerState.READY:
+            ((_, waited_s),) = dogs
+            assert waited_s() == 7.0
+            others.extend(thread.native_id or 0 for thread in threading.enumerate())
+            host.drain(0.0)
+
+    host.lifecycle.listen(leave)
+    assert host.run() == 0
+    mine = threading.get_native_id()
+    assert mine in others and len(others) > 1
+    assert left_out == [set(others) - {mine}]
 
 
 @pytest.mark.parametrize(("depth", "is_seen"), [(1, True), (2, False)])

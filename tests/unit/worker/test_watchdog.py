@@ -12,7 +12,7 @@ from tests.builders import TestClock, engine_config, request
 
 def idle_dog() -> Watchdog:
     """Of a process that never waits for a core."""
-    return Watchdog(waited_s=lambda: 0.0)
+    return Watchdog(0.25, lambda: 0.0)
 
 
 def watch(dog: Watchdog, oldest: tuple[int, float, float] | None, since_s: float, seconds: float) -> list[str]:
@@ -43,7 +43,7 @@ def test_time_in_which_nobody_looked_does_not_count() -> None:
 def crowded(share: float, step: tuple[int, float, float], seconds: float) -> float | None:
     """When a step counts as hung whose process waits for cores in such a share of the time, if it does."""
     now_s = [0.0]
-    dog = Watchdog(waited_s=lambda: 100.0 + share * now_s[0])
+    dog = Watchdog(0.25, lambda: 100.0 + share * now_s[0])
     for look in range(int(4 * seconds)):
         now_s[0] = 0.25 * look
         if dog.look(step, now_s[0]):
@@ -63,11 +63,13 @@ def test_time_in_which_others_had_the_cores_does_not_count() -> None:
 
 def test_what_one_step_waited_for_cores_is_no_excuse_for_the_next() -> None:
     now_s, waited_s = 0.0, 50.0
-    dog = Watchdog(waited_s=lambda: waited_s)
+    dog = Watchdog(0.25, lambda: waited_s)
     first, second = (7, 0.01, 0.0), (8, 0.01, 0.0)
     for _ in range(40):
         now_s, waited_s = now_s + 0.25, waited_s + 0.25
         assert not dog.look(first, now_s)
+    # What was waited between them is neither's.
+    waited_s += 100.0
     assert watch(dog, second, now_s + 0.25, 2.0) == []
     assert watch(dog, second, now_s + 2.5, 0.25)
 
@@ -80,7 +82,7 @@ def test_only_a_step_that_is_seen_again_is_asked_about() -> None:
         asked.append(1)
         return 0.0
 
-    dog = Watchdog(waited_s=waited_s)
+    dog = Watchdog(0.25, waited_s)
     assert not any(
         dog.look(oldest, 0.25 * look) for look, oldest in enumerate([None, None, (1, 0.1, 0.0), (2, 0.1, 0.0)])
     )
@@ -92,7 +94,7 @@ def test_only_a_step_that_is_seen_again_is_asked_about() -> None:
 
 def test_threads_that_end_are_no_time_given_back() -> None:
     told = iter([90.0, 91.0, 3.0, 3.1, *[3.1] * 20])
-    dog, step = Watchdog(waited_s=lambda: next(told)), (7, 0.01, 0.0)
+    dog, step = Watchdog(0.25, lambda: next(told)), (7, 0.01, 0.0)
     hung = [look for look in range(20) if dog.look(step, 0.25 * look)]
     # One look and a part of one were excused.
     assert hung[0] == 10

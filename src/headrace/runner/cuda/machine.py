@@ -154,7 +154,8 @@ class Machine:
             self._out[answer_words(samples) :][: layout.chunks] = _unsound(self.decoder.kept(layout), views.offsets)
 
     def _views(self, layout: Layout) -> StepViews:
-        last = self._scratch_for(self.choice.slots, last=True) if layout.samples else None
+        alone = layout.samples > 0 and layout.decodes == 0
+        last = self._scratch_for(self.choice.slots, last=True) if alone else self._scratch_for(layout.samples)
         return StepViews.of(self._inbox, layout, self._scratch_for(layout.decodes), last)
 
     def _chosen(self, layout: Layout) -> tuple[Tensor, Tensor]:

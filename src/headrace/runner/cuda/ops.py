@@ -128,7 +128,7 @@ class Ops(Protocol):
 
     def scratch(self, rows: int, context: int, *, last: bool = False) -> Any:
         """Memory that attention of so many single tokens needs, made once per bucket; none has more positions than
-        `context`. `last`: they are the last of chunks, and most may be padding."""
+        `context`. `last`: they are the last of chunks, of a step of nothing else, and most may be padding."""
 
     def decode_attention(
         self,

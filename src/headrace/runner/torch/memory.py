@@ -80,7 +80,7 @@ def plan_memory(
 
 
 def check_weights_fit(needed_bytes: int, free_bytes: int) -> None:
-    """Before anything is packed."""
+    """Before anything is read."""
     if needed_bytes > free_bytes:
         raise ModelTooLarge(f"the weights take {_mib(needed_bytes)} and {_mib(free_bytes)} of memory are free")
 

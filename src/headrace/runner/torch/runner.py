@@ -6,6 +6,7 @@ plan is in flight. The forward pass is `Decoder`'s, memory `KvCache`'s, choosing
 
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,7 +36,8 @@ from headrace.runner.torch.score_pile import ScorePile
 from headrace.runner.torch.slot_table import SlotTable
 from headrace.runner.torch.step_rows import StepRows, lay_out
 from headrace.runner.torch.warm_up import probe_blocks, warm_up_plans
-from headrace.weights.checkpoint import Checkpoint
+from headrace.weights.ahead import ReadAhead
+from headrace.weights.checkpoint import Checkpoint, Progress
 
 # Logits of prompt positions are made this many rows at a time.
 _SCORED_ROWS = 64
@@ -57,8 +59,7 @@ class _Flight:
 
 
 class TorchRunner:
-    """`tensors` are the checkpoint's, where somebody has begun to read them. `poison` fills memory that is nobody's with NaN,
-    for tests. `keep_logits` shows them in `last_logits`."""
+    """`poison` fills memory that is nobody's with NaN, for tests. `keep_logits` shows them in `last_logits`."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class TorchRunner:
         cuts: Cuts = CUTS[0],
         poison: bool = False,
         keep_logits: bool = False,
-        tensors: Iterable[tuple[str, NDArray[np.float32]]] | None = None,
+        progress: Progress | None = None,
     ) -> None:
         shape = checkpoint.shape
         if config.vocab_size != shape.vocab_size or config.context_len > shape.context_len:
@@ -87,7 +88,7 @@ class TorchRunner:
         self._cuts = cuts
         self._poison = poison
         self._keep_logits = keep_logits
-        self._tensors = tensors
+        self._progress = progress
         self._decoder: Decoder | None = None
         self._weights: DecoderWeights
         self._cache: KvCache
@@ -151,7 +152,8 @@ class TorchRunner:
     def _load_weights(self) -> None:
         with torch.inference_mode():
             packer = Packer(self._shape, self.recipe, self._config.max_step_tokens)
-            packer.take(self._checkpoint.tensors() if self._tensors is None else self._tensors)
+            with closing(ReadAhead(self._checkpoint.tensors(self._progress))) as tensors:
+                packer.take(tensors)
             self._weights = packer.finish()
         self.weights_bytes = self._weights.size_bytes
 

@@ -56,13 +56,17 @@ def _loops() -> list[list[str]]:
 
 
 def _releases() -> list[list[str]]:
-    """Of each kernel of attention, in order: waits for products, where warps meet, and words that a tile may be overwritten."""
+    """Of each kernel of attention, in order: waits for products, where warps meet, and words that a tile may be overwritten;
+    what barriers count, where it waits for the launch before, and what tensor cores are shown."""
     from triton import knobs
 
     words = re.compile(
         r"wgmma\.wait_group\.sync\.aligned\s+\d|\bbar\.\w*\.?sync|barrier\.cta\.sync|mbarrier\.arrive\.shared"
+        r"|mbarrier\.init[^,]*, \d|griddepcontrol\.wait|fence\.proxy\.async"
     )
-    return [words.findall(path.read_text()) for path in Path(knobs.cache.dir).rglob("_attend_streamed.ptx")]
+    address = re.compile(r"init.*, ")
+    texts = (path.read_text() for path in Path(knobs.cache.dir).rglob("_attend_streamed.ptx"))
+    return [[address.sub("init ", word) for word in words.findall(text)] for text in texts]
 
 
 def main() -> dict[str, object]:

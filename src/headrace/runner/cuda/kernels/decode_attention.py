@@ -57,8 +57,8 @@ def decode_config(rows: int, kv_heads: int, context: int = 131072, multiprocesso
 
 
 def last_config(context: int) -> DecodeConfig:
-    """For the rows of a step of chunks that sample: most are padding, and a prompt of any length must not wait for a few
-    programs."""
+    """For the rows that sample of a step of chunks alone: most are padding, and a prompt of any length must not wait for a
+    few programs."""
     return DecodeConfig(min(16, -(-context // 1024)), shortest=512, num_warps=2, num_stages=2)
 
 

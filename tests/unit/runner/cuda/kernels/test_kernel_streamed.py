@@ -15,6 +15,7 @@ from torch import Tensor
 
 from headrace.runner.cuda import triton_ops
 from headrace.runner.cuda.exact_ops import ExactOps
+from headrace.runner.cuda.kernels.decode_attention import last_config
 from headrace.runner.cuda.kernels.fresh_attention import fresh_rows
 from headrace.runner.cuda.kernels.streamed_attention import streamed_rows
 from headrace.runner.cuda.kernels.streamed_product import (
@@ -180,8 +181,14 @@ def test_they_compile_ahead_and_need_no_more_than_a_card_has(tmp_path: Path, mon
     for order in found["releases"]:
         # A group of warps lets a tile go when all of them have read it, and asks for scores before it multiplies values.
         ends = [at for at, word in enumerate(order) if word.startswith("mbarrier.arrive")]
-        assert len(ends) == 11 and all(order[at - 1].startswith("bar") for at in ends)
+        assert all(order[at - 1].startswith("bar") for at in ends)
+        assert sum(order[at - 2].startswith("wgmma") for at in ends) == 8
         assert sum(word.startswith("wgmma") and word.endswith("1") for word in order) == 2
+        # Two groups let go what one thread fetched; nothing is read before the launch before has ended; and what a group
+        # clears is seen by the tensor cores.
+        counts = [word.removeprefix("mbarrier.init ") for word in order if word.startswith("mbarrier.init")]
+        assert counts == 3 * ["1", "1", "2", "2"]
+        assert order.count("griddepcontrol.wait") == 1 and order.count("fence.proxy.async") == 3
 
 
 @pytest.mark.parametrize(
@@ -219,3 +226,16 @@ def test_attention_is_streamed_where_products_are(monkeypatch: pytest.MonkeyPatc
     (*handed, first), (*_, second) = calls
     assert [float(each) for each in handed] == [0.0, 1.0, 2.0, 3.0, 4.0, 0.5]
     assert first is second and first.programs == 132 and not first.tickets.any()
+    assert ops.scratch(256, 8192, last=True).config == last_config(8192) != ops.scratch(256, 8192).config
+
+
+def test_heads_that_cannot_be_streamed_go_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_ops, "can_stream", lambda device: True)
+    ways: list[str] = []
+    for name in ("fresh_attention", "streamed_attention"):
+        monkeypatch.setattr(triton_ops, name, lambda *given, name=name: ways.append(name))
+    for heads in (24, 16):
+        shape = ModelShape("qwen3", 1024, 1, heads, 8, 128, 3072, 1000, 4096, 1e-6, 1e6)
+        rows = torch.zeros(1)
+        TritonOps(shape, 4, torch.device("cpu")).fresh_attention(rows, rows, rows, rows, rows, 0.5)
+    assert ways == ["fresh_attention", "streamed_attention"]
