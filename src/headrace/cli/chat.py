@@ -56,6 +56,7 @@ def _find_key(given: str | None, host: str) -> str:
 
 
 def _converse(client: ChatClient, beginning: list[Message]) -> None:
+    """A person hears of an error and goes on; a script that asks ends with it."""
     history = list(beginning)
     for line in _lines():
         if line == "/exit":
@@ -69,6 +70,8 @@ def _converse(client: ChatClient, beginning: list[Message]) -> None:
             try:
                 history = [*asked, Message("assistant", _say(client, asked))]
             except HeadraceError as error:
+                if not sys.stdin.isatty():
+                    raise
                 note(f"error: {error.message}")
 
 

@@ -25,8 +25,13 @@ def client(server: ChatServer) -> ChatClient:
     return ChatClient(server.url, "the-key", {"model": "m", "seed": None})
 
 
-def run(monkeypatch: pytest.MonkeyPatch, server: ChatServer, typed: str, *words: str) -> int:
-    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def run(monkeypatch: pytest.MonkeyPatch, server: ChatServer, typed: str | _Terminal, *words: str) -> int:
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed) if isinstance(typed, str) else typed)
     with pytest.raises(SystemExit) as ended:
         cli.main(["chat", *words, "--url", server.url, "--key", "the-key"])
     assert isinstance(ended.value.code, int)
@@ -92,11 +97,20 @@ def test_a_conversation_is_kept_cleared_and_survives_an_error(
     server.answers.append((500, {}, [b""]))
     server.stream(delta("C"), DONE)
     server.stream(delta("D"), DONE)
-    assert run(monkeypatch, server, "one\ntwo\n/help\nthree\n/clear\n\nfour\n/exit\nfive\n", "--system", "s") == 0
+    lines = _Terminal("one\ntwo\n/help\nthree\n/clear\n\nfour\n/exit\nfive\n")
+    assert run(monkeypatch, server, lines, "--system", "s") == 0
     said = [[message["content"] for message in body["messages"]] for _, _, body in server.asked]
     assert said == [["s", "one"], ["s", "one", "A", "two"], ["s", "one", "A", "three"], ["s", "four"]]
     shown = capsys.readouterr()
-    assert shown.out == "A\n\nC\nD\n" and "error: 500" in shown.err and "/clear" in shown.err
+    assert shown.out.replace("> ", "") == "A\n\nC\nD\n" and "error: 500" in shown.err and "/clear" in shown.err
+
+
+def test_a_script_ends_with_the_error_that_it_gets(
+    monkeypatch: pytest.MonkeyPatch, server: ChatServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.answers.append((500, {}, [b""]))
+    assert run(monkeypatch, server, "one\ntwo\n") == 1
+    assert len(server.asked) == 1 and "error: 500" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_the_reply_and_keeps_what_came(
