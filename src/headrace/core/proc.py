@@ -48,7 +48,8 @@ def reset_peak(root: Path = Path("/")) -> bool:
 def waited_s(without: Collection[int] = (), root: Path = Path("/")) -> float:
     """How long its threads have waited for a core while they had something to do, all taken together but for those `without`
     whom (their ids); those that are gone no longer count. 0 where the system does not tell."""
-    tasks = (path for path in (root / "proc/self/task").glob("*") if path.name not in set(map(str, without)))
+    others = set(map(str, without))
+    tasks = (path for path in (root / "proc/self/task").glob("*") if path.name not in others)
     told = (_text(path / "schedstat").split() for path in tasks)
     return sum(int(words[1]) for words in told if len(words) > 1 and words[1].isdecimal()) / 1e9
 
