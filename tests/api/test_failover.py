@@ -26,6 +26,8 @@ workers = {workers}
 profile = {{ c0_s = 0.01, c_in_s = 1e-6, c_out_s = 1e-6, c_kv_s = 0.0, c_att_s = 0.0 }}
 """
 MODEL = """
+[engine]
+max_queue_s = 600.0
 [[tenants]]
 name = "local"
 tier = "batch"

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from headrace.core.errors import ContextLengthExceeded, DeadlineUnmeetable, InvalidInput, QueueFull
 from headrace.core.request import Admission, Request, check_sampling, check_times
 from headrace.engine.budget import QUEUE_PART
+from headrace.engine.cost import CostModel
 from headrace.engine.sequence import Sequence
 from headrace.engine.state import State
 
@@ -15,6 +16,8 @@ from headrace.engine.state import State
 class Intake:
     def __init__(self, state: State) -> None:
         self._state = state
+        # What the device was measured to do before anything ran: nothing that happens changes it.
+        self._at_start = CostModel(state.config.profile)
         self._next_number = 0
 
     def accept(self, requests: Iterable[Request], now_s: float) -> list[int]:
@@ -25,10 +28,13 @@ class Intake:
             limit = self._check(request, checked)
             sequences.append(self._make(request, self._next_number + len(sequences), limit, now_s))
             checked = request
-        self._bound_together(sequences)
+        # Whoever has heard something was let in elsewhere, with all that was submitted with it.
+        is_new = not any(sequence.request.replay_ids for sequence in sequences)
+        if is_new:
+            self._bound_together(sequences)
         for sequence in sequences:
             sequence.expected_wait_s = self._queued_s(sequence)
-            if not sequence.request.replay_ids:  # else its client reads already: it was let in elsewhere
+            if is_new:
                 self._bound(sequence)
         # Only the wait before the first was judged, so only that one's can bear it out.
         for sequence in sequences[1:]:
@@ -110,8 +116,6 @@ class Intake:
         num_prompt, num_replayed = len(request.prompt_ids), len(request.replay_ids)
         known = num_prompt + num_replayed
         expected = min(state.estimates.expected(request.tenant, num_prompt), float(limit - num_prompt))
-        output = max(1.0, expected - num_replayed)
-        prompt_s = state.model.prompt_s(known)
         return Sequence(
             number=number,
             request=request,
@@ -120,32 +124,44 @@ class Intake:
             ttft_at_s=now_s + state.ttft_s(request),
             limit=limit,
             expected_output=expected,
-            prompt_s=prompt_s,
-            work_s=prompt_s + self._decode_s(known, output),
+            prompt_s=state.model.prompt_s(known),
+            work_s=self._work_s(state.model, known, max(1.0, expected - num_replayed)),
             outputs=list(request.replay_ids),
         )
 
-    def _decode_s(self, known: int, output: float) -> float:
-        """Device-seconds of `output` tokens in a full engine, where as many rows as fit share each step's c0."""
+    def _work_s(self, model: CostModel, known: int, output: float) -> float:
+        """Device-seconds of `known` tokens, and of `output` more in a full engine, where as many rows as fit share each
+        step's c0."""
         state = self._state
-        model = state.model
         rows = min(state.config.slots, state.config.blocks / state.blocks_for(int(known + output)))
         token_s = model.c_out_s + model.c_kv_s * (known + 0.5 * output) + model.c0_s / max(1.0, rows)
-        return output * token_s
+        return model.prompt_s(known) + output * token_s
 
     def _bound_together(self, sequences: list[Sequence]) -> None:
-        """Refuse for good what is too much by itself, whatever the queue holds: no later try would fare better."""
+        """Refuse what is too much by itself, whatever the queue holds: for good, if no later try would fare better."""
         config = self._state.config
-        if len(sequences) > 1:
-            ahead_s = sum(sequence.work_s for sequence in sequences[:-1])
-            if ahead_s > config.max_queue_s or len(sequences) > config.max_waiting:
-                has_choices = any(sequence.request.choice for sequence in sequences)
-                raise InvalidInput(
-                    f"{len(sequences)} sequences at once are too many: they are {ahead_s:.1f} s of work before the "
-                    f"last one begins, and at most {config.max_queue_s:g} s may be queued",
-                    param="n" if has_choices else "prompt",
-                )
-        if self._state.line.count + len(sequences) > config.max_waiting:
+        count = len(sequences)
+        if count > config.max_waiting:
+            raise InvalidInput(
+                f"{count} sequences at once are too many: at most {config.max_waiting} may wait",
+                param=_param_of(sequences),
+            )
+        ahead_s = sum(sequence.work_s for sequence in sequences[:-1])
+        if ahead_s > config.max_queue_s:
+            told = (
+                f"{count} sequences at once are too many: they are {{:.1f}} s of work before the last one begins, and at "
+                f"most {config.max_queue_s:g} s may be queued"
+            )
+            least_s = sum(
+                self._work_s(self._at_start, len(sequence.request.prompt_ids), max(1.0, sequence.expected_output))
+                for sequence in sequences[:-1]
+            )
+            if least_s > config.max_queue_s:
+                raise InvalidInput(told.format(least_s), param=_param_of(sequences))
+            # It is slow now, and need not stay so; where nothing runs, nothing would tell.
+            if self._state.line.count or self._state.table.num_free < config.slots:
+                raise QueueFull(told.format(ahead_s), retry_after_s=max(1.0, ahead_s - config.max_queue_s))
+        if self._state.line.count + count > config.max_waiting:
             wait_s = self._borne_out(sequences[0], self._queued_s(sequences[0]))
             raise QueueFull("too many sequences wait", retry_after_s=max(1.0, wait_s))
 
@@ -194,6 +210,11 @@ class Intake:
         others = state.line.num_tenants - (tenants.num_waiting[tenant] > 0)
         turn_s = others * min(all_s / state.line.count, sequence.work_s)
         return min(all_s, own_s / tenants.share(tenant) + turn_s)
+
+
+def _param_of(sequences: list[Sequence]) -> str:
+    """What of a request made so many of them."""
+    return "n" if any(sequence.request.choice for sequence in sequences) else "prompt"
 
 
 def _check_ids(ids: tuple[int, ...], vocab_size: int, param: str) -> None:

@@ -382,6 +382,35 @@ def test_an_order_that_no_queue_could_hold_is_the_callers_fault(is_choices: bool
     rig.submit_all(many[:12])
 
 
+def test_an_order_that_is_too_much_at_a_slow_moment_may_be_sent_again() -> None:
+    faults = Faults()
+    faults.slow(lambda _: True, 0.5)
+    rig = Rig(engine_config(slots=2, max_queue_s=5.0), faults=faults)
+    order = [request(f"r{index}", 8, 8) for index in range(8)]
+    for _ in range(12):
+        rig.submit_all(order[:2])
+        rig.run()
+    rig.submit(request("running", 8, 8))
+    with pytest.raises(QueueFull) as caught:
+        rig.submit_all(order)
+    assert caught.value.retry_after_s >= 1.0 and "8 sequences" in caught.value.message
+    rig.run()
+    rig.submit_all(order)  # nothing runs: only a step could tell that it is slow no more
+
+
+def test_whoever_was_let_in_elsewhere_is_let_in_with_its_siblings() -> None:
+    """However slow it is here, and however much waits."""
+    config = engine_config(blocks=1024, context_len=1024, profile=SLOW_PROMPTS, max_queue_s=5.0, max_waiting=8)
+    many = [replace(made, max_tokens=9, replay_ids=(1, 2)) for made in choices(16, 400)]
+    silent = replace(many[-1], replay_ids=())
+    rig = Rig(config)
+    for order in (many, [*many[:15], silent], [many[0]], [silent, many[0]]):
+        rig.submit_all(order)
+    for order in ([silent], [silent] * 16):
+        with pytest.raises(HeadraceError):
+            rig.submit_all(order)
+
+
 def test_one_sequence_may_be_longer_than_the_queue() -> None:
     rig = Rig(engine_config(blocks=1024, context_len=1024, profile=SLOW_PROMPTS, max_queue_s=0.1))
     rig.submit(request(length=1000, max_tokens=1))
