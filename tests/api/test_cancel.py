@@ -114,6 +114,7 @@ def test_one_that_waits_leaves_the_line(slow: LiveServer, streamed: bool) -> Non
         wait_for(slow, 2, 0)
         told = explanation(slow, name)
         assert told["error"] == "disconnected" and told["usage"]["completion_tokens"] == 0
+        assert told["stages"]["wait:capacity"] > told["stages"]["transfer"]
     eventually(lambda: is_idle(slow), "something is held")
 
 
@@ -126,7 +127,7 @@ def test_one_in_its_prompt_frees_what_it_had(slow: LiveServer) -> None:
     eventually(lambda: is_idle(slow), "something is held")
     told = explanation(slow, "in-its-prompt")
     assert told["error"] == "disconnected" and told["usage"]["completion_tokens"] == 0
-    assert told["ttft_s"] is None
+    assert told["ttft_s"] is None and told["stages"]["prefill"] > told["stages"]["transfer"]
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -139,6 +140,8 @@ def test_one_that_speaks_stops(slow: LiveServer, streamed: bool) -> None:
     eventually(lambda: is_idle(slow), "something is held")
     told = explanation(slow, name)
     assert told["error"] == "disconnected" and told["usage"]["completion_tokens"] < 2000
+    assert told["stages"]["prefill"] > 0.0
+    assert sum(told["stages"].values()) == pytest.approx(told["total_s"], abs=1e-4)
 
 
 def seed_of_whole_letters(server: LiveServer, num_tokens: int) -> int:

@@ -136,7 +136,14 @@ class Gateway:
 
     async def _outlive(self, stream: Stream) -> None:
         await stream.ended()
+        await self._part(stream)
         self.context.service.finished(stream)
+
+    async def _part(self, stream: Stream) -> None:
+        """One that was cut off: its workers are asked where its time went before it is entered into the books."""
+        parting = self.context.service.parting(stream)
+        if parting is not None:
+            await parting
 
     def close_streams(self) -> None:
         """The time to finish is over: what is still open ends with an error, whether somebody reads it or not."""
@@ -174,8 +181,12 @@ class Gateway:
             over_s = exchange.over_s(self.context.clock.now_s())
             if not self._num_open:
                 self._courtesy.step_aside(exchange.peer_address)
-            self._finish(exchange, route, over_s)
-            del error  # its traceback holds this frame
+            try:
+                if exchange.answered is not None:
+                    await self._part(exchange.answered)
+            finally:
+                self._finish(exchange, route, over_s)
+                del error  # its traceback holds this frame
 
     def _open(self, scope: Any, receive: Receive, send: Send) -> tuple[Exchange, HeadraceError | None]:
         now_s = self.context.clock.now_s()

@@ -4,7 +4,7 @@ A reload replaces `config`.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
@@ -30,6 +30,8 @@ MAX_LARGE = 1
 
 class StreamOwner(Owner, Protocol):
     """What a face needs of the service behind it while a stream runs."""
+
+    def parting(self, stream: Stream) -> Awaitable[None] | None: ...
 
     def finished(self, stream: Stream, stages: StageClock) -> None: ...
 

@@ -31,6 +31,19 @@ _WAITS = (
 )
 
 
+class Parting:
+    """A life that ended here while `left` of its choices were with workers; `waits` are where the time of `interval_s`
+    went, as far as is known."""
+
+    __slots__ = ("interval_s", "left", "over", "waits")
+
+    def __init__(self, left: int, waits: Waits, interval_s: float) -> None:
+        self.left = left
+        self.waits = waits
+        self.interval_s = interval_s
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
 class Life:
     """`left` choices have not ended. `tried` are the replicas it was given to, the last one being where it is; what
     it says is in the numbers of a replica of these `numerics`. `kills` are workers that died of it, as far as can be
@@ -40,6 +53,7 @@ class Life:
         "_admission",
         "_before_s",
         "_num_admitted",
+        "_parting",
         "attempts",
         "caller",
         "chains",
@@ -89,6 +103,7 @@ class Life:
         self._before_s = 0.0
         self._num_admitted = 0
         self._admission: asyncio.Future[None] | None = None
+        self._parting: Parting | None = None
 
     @property
     def live(self) -> list[Voice]:
@@ -186,17 +201,51 @@ class Life:
         """The last choice ended; `waits` is where its time in the engine went. The rest of it was transfer."""
         self.stages.enter(Stage.DETOKENISE, arrival_s)
         if waits is not None:
-            spread(self.stages, waits, arrival_s - self.submitted_s)
+            spread(self.stages.seconds, waits, arrival_s - self.submitted_s)
 
-    def tell_end(self, now_s: float, failure: Failure | None = None) -> None:
+    def tell_end(self, now_s: float, failure: Failure | None = None, *, num_parting: int = 0) -> None:
+        """`num_parting` choices are with workers that have yet to say where their time went."""
         self.failure = failure
         self.stages.enter(Stage.CLIENT, now_s)
-        if failure is not None and self.first_s is not None:
+        seconds = self.stages.seconds
+        if failure is not None:
             # No worker has said where its time went; what came after the first token was for the next ones.
-            speaking_s = now_s - max(self.first_s, self.submitted_s)
-            spread(self.stages, Waits(decode_s=max(0.0, speaking_s)), now_s - self.submitted_s)
-        told = {_NAMES[stage]: seconds for stage, seconds in self.stages.seconds.items()}
+            begun_s = now_s if self.first_s is None else max(self.first_s, self.submitted_s)
+            guess, interval_s = Waits(decode_s=max(0.0, now_s - begun_s)), now_s - self.submitted_s
+            if num_parting:
+                self._parting = Parting(num_parting, guess, interval_s)
+                seconds = seconds.copy()
+            spread(seconds, guess, interval_s)
+        told = {_NAMES[stage]: spent for stage, spent in seconds.items()}
         self.stream.end(Ending(self.usage(), failure, told), age_s=self.age_s(now_s))
+
+    @property
+    def is_parting(self) -> bool:
+        """It has ended here, and workers that had it have yet to say so."""
+        return self._parting is not None
+
+    def part(self, waits: Waits | None) -> None:
+        """A worker has said where the time of one of its choices went, or is lost."""
+        parting = self._parting
+        if parting is not None:
+            parting.left -= 1
+            parting.waits = waits or parting.waits
+            if not parting.left:
+                self.settle()
+
+    async def parted(self, patience_s: float) -> None:
+        """Until its stages are what they will be: what workers do not say soon is guessed."""
+        if self._parting is not None:
+            await asyncio.wait([self._parting.over], timeout=patience_s)
+            self.settle()
+
+    def settle(self) -> None:
+        """Its stages are what is known of them by now."""
+        parting, self._parting = self._parting, None
+        if parting is not None:
+            spread(self.stages.seconds, parting.waits, parting.interval_s)
+            if not parting.over.done():
+                parting.over.set_result(None)
 
     def explain(self, seconds: dict[Stage, float]) -> Explanation:
         ends = [voice.end for voice in self.voices if voice.end is not None]
@@ -226,13 +275,12 @@ def numerics_of(card: WorkerCard) -> str:
     return card.fingerprint or card.version
 
 
-def spread(stages: StageClock, waits: Waits, interval_s: float) -> None:
+def spread(seconds: dict[Stage, float], waits: Waits, interval_s: float) -> None:
     """Move what the engine accounts for from TRANSFER, which had all of the interval, to where it belongs."""
     parts = astuple(waits)
     stay_s: float = sum(parts)
     # Two clocks: a stay that seems longer than the interval it lies in is the interval.
     scale = min(1.0, interval_s / stay_s) if stay_s > 0.0 else 0.0
-    seconds = stages.seconds
     for stage, spent_s in zip(_WAITS, parts, strict=True):
         if spent_s > 0.0:
             seconds[stage] = seconds.get(stage, 0.0) + spent_s * scale

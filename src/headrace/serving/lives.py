@@ -69,6 +69,8 @@ class Lives:
         self._detokenise_s = detokenise_s
         self._keys = itertools.count()
         self._voices: dict[int, Voice] = {}
+        # Of lives that ended before their workers said so; each of these keys is spoken of once more, or lost.
+        self._parting: dict[int, Voice] = {}
         # Whose worker has left them in the frame that is being taken.
         self._displaced: list[Voice] = []
         self.held: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -133,9 +135,11 @@ class Lives:
 
     def fail(self, life: Life, failure: Failure) -> None:
         """End a stream here and now, unless it has ended."""
+        parting = {voice.key: voice for voice in life.voices if voice.key in self._voices}
         self.drop(life)
         if not life.stream.is_closed:
-            life.tell_end(self._clock.now_s(), failure)
+            self._parting |= parting
+            life.tell_end(self._clock.now_s(), failure, num_parting=len(parting))
 
     def take(self, replica: str, frame: Frame) -> None:
         with self.held():
@@ -221,6 +225,8 @@ class Lives:
 
     def _take_lost(self, replica: str, keys: Sequence[int], is_dead: bool) -> None:
         found = [voice for key in keys if (voice := self._voices.pop(key, None)) is not None]
+        for key in keys if self._parting else ():
+            self._part(key, None)
         for voice in found:
             voice.key = -1
         if self.seeker is not None:
@@ -288,6 +294,7 @@ class Lives:
         for end in frame.ended:
             voice = self._voices.pop(end.key, None)
             if voice is None:
+                self._part(end.key, end)
                 continue
             life = voice.life
             if voice.is_attached:
@@ -313,6 +320,13 @@ class Lives:
             self._finish(life, end, now_s)
         for life, failure in failed:
             self._finish(life, failure, now_s)
+
+    def _part(self, key: int, end: End | None) -> None:
+        """What became, with its worker, of a voice whose life was over before."""
+        voice = self._parting.pop(key, None)
+        if voice is not None:
+            voice.end = end
+            voice.life.part(None if end is None else end.waits)
 
     def _finish(self, life: Life, how: End | Failure, now_s: float) -> None:
         if life.stream.is_closed:
@@ -352,6 +366,8 @@ class Lives:
         """All keys of a refusal are of one life."""
         voices = [voice for key in refusal.keys if (voice := self._voices.pop(key, None)) is not None]
         if not voices:
+            for key in refusal.keys:
+                self._part(key, None)
             return
         for voice in voices:
             voice.key = -1

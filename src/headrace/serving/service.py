@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -45,6 +45,8 @@ MOVED = Failure("stream_moved", "Another gateway goes on with this stream: read 
 CANCELLED = 499
 # Records of a stream whose text state is not rebuilt within a few tens of milliseconds.
 LONG = 2000
+# A worker says that something is over after the step in which it hears of it.
+_PARTING_S = 2.0
 
 
 class Dialects(Protocol):
@@ -274,15 +276,21 @@ class Service:
         for voice in life.live if life is not None else ():
             voice.resume()
 
+    def parting(self, stream: Stream) -> Awaitable[None] | None:
+        """Where it has ended and workers have yet to say where its time with them went: until they have, or take long."""
+        life = self._open.get(stream)
+        return life.parted(_PARTING_S) if life is not None and life.is_parting else None
+
     def finished(self, stream: Stream, stages: StageClock | None = None) -> None:
         """The face is done with the stream and has closed its clock; one that was revived has no other than its own.
         What was not over is cancelled."""
         life = self._open.get(stream)
         if life is None:
             return
-        seconds = life.stages.close(self._clock.now_s()) if stages is None else dict(stages.seconds)
         if not stream.is_closed or life.left:
             self.cancel(stream, "disconnected")
+        life.settle()
+        seconds = life.stages.close(self._clock.now_s()) if stages is None else dict(stages.seconds)
         del self._open[stream]
         explanation = life.explain(seconds)
         life.voices.clear()  # they refer to it: a cycle would keep all of it until a collection

@@ -82,6 +82,9 @@ class StubService:
     def resume(self, stream: Stream) -> None:
         self.calls.append("resume")
 
+    def parting(self, stream: Stream) -> None:
+        return None
+
     def finished(self, stream: Stream, stages: StageClock) -> None:
         self.calls.append("finished")
         self.finished_stages.append(dict(stages.seconds))

@@ -168,6 +168,9 @@ def test_a_stream_of_this_life_that_is_not_on_the_shelf_yet_is_left_alone(tmp_pa
 class Adopting(StubService):
     """What was adopted has no clock but its own."""
 
+    def parting(self, stream: Stream) -> None:
+        return None
+
     def finished(self, stream: Stream, stages: StageClock | None = None) -> None:
         self.calls.append("finished")
 

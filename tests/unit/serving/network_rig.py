@@ -310,6 +310,7 @@ class NetworkRig:
             worker.turn()
             assert worker.engine.load().used_blocks == 0
             assert not worker.keys
+        assert not self.service._lives._parting
 
     def close(self) -> None:
         for worker in self.workers:

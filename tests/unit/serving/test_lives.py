@@ -192,7 +192,7 @@ def test_time_that_no_engine_accounts_for_is_transfer() -> None:
     stages = StageClock(Stage.ROUTE, 0.0)
     stages.enter(Stage.TRANSFER, 1.0)
     stages.enter(Stage.DETOKENISE, 4.0)
-    spread(stages, Waits(wait_capacity_s=0.5, prefill_s=1.0, decode_s=0.75, paused_s=0.25), 3.0)
+    spread(stages.seconds, Waits(wait_capacity_s=0.5, prefill_s=1.0, decode_s=0.75, paused_s=0.25), 3.0)
     expected = {
         Stage.ROUTE: 1.0,
         Stage.TRANSFER: 0.5,
@@ -207,7 +207,7 @@ def test_time_that_no_engine_accounts_for_is_transfer() -> None:
 def test_a_stay_longer_than_its_interval_is_the_interval() -> None:
     stages = StageClock(Stage.TRANSFER, 0.0)
     stages.enter(Stage.DETOKENISE, 2.0)
-    spread(stages, Waits(prefill_s=1.0, decode_s=3.0), 2.0)
+    spread(stages.seconds, Waits(prefill_s=1.0, decode_s=3.0), 2.0)
     assert stages.seconds == {Stage.TRANSFER: 0.0, Stage.PREFILL: 0.5, Stage.DECODE: 1.5}
 
 

@@ -21,6 +21,7 @@ from headrace.core.hashing import chain_blocks
 from headrace.core.messages import SubmitPart, WorkerState
 from headrace.core.request import Tier
 from headrace.core.stages import Stage, StageClock
+from headrace.serving import service
 from headrace.serving.ask import Ask
 from headrace.serving.order import Order
 from headrace.streams.record import Usage
@@ -195,6 +196,56 @@ def test_cancelling_frees_the_worker_and_ends_the_stream_once(pool: LimitedPool)
             rig.assert_nothing_left()
             assert rig.explained[0].error == "disconnected"
             assert rig.explained[0].usage.completion_tokens == 20
+
+    asyncio.run(story())
+
+
+def test_a_worker_is_asked_where_the_time_of_what_was_cancelled_went(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool) as rig:
+            stream = await rig.open(Ask(raw="hello", max_tokens=500, n=2))
+            for _ in range(10):
+                rig.workers[0].turn()
+            rig.service.cancel(stream, "disconnected")
+            parting = rig.service.parting(stream)
+            assert parting is not None
+            waiting = asyncio.ensure_future(parting)
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            rig.workers[0].turn()
+            await waiting
+            assert rig.service.parting(stream) is None
+            rig.finish(stream)
+            told = rig.explained[0]
+            assert told.stages["prefill"] > 0.0 and told.stages["decode"] > told.stages["transfer"]
+            assert sum(told.stages.values()) == pytest.approx(told.wall_s) == pytest.approx(rig.clock.time_s)
+            rig.assert_nothing_left()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_what_no_worker_says_of_a_cancelled_request_is_guessed(
+    pool: LimitedPool, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    monkeypatch.setattr(service, "_PARTING_S", 60.0 if is_lost else 0.01)
+
+    async def story() -> None:
+        with network_rig(pool) as rig:
+            stream = await rig.open(Ask(raw="hello", max_tokens=500, n=2))
+            for _ in range(10):
+                rig.workers[0].turn()
+            rig.service.cancel(stream, "disconnected")
+            parting = rig.service.parting(stream)
+            assert parting is not None
+            if is_lost:
+                rig.workers[0].die()
+            await parting
+            assert rig.service.parting(stream) is None
+            rig.finish(stream)
+            told = rig.explained[0]
+            assert "prefill" not in told.stages and told.stages["decode"] > 0.0
+            assert sum(told.stages.values()) == pytest.approx(told.wall_s) == pytest.approx(rig.clock.time_s)
 
     asyncio.run(story())
 
