@@ -123,12 +123,9 @@ def _kernels(model: str, dtype: str) -> dict[str, Any]:
     exact = (
         "rows are exact: alone or in any batch, the same bits" if choice.row_exact else "rows may differ in last bits"
     )
-    ladder = ", ".join(
-        f"{name} up to {limit} rows" if limit < 1 << 30 else name for limit, name in choice.recipe.ladder
-    )
     return {
         "chosen": f"{choice.recipe.dtype}; {exact}",
-        "integer kernels": ladder,
+        "integer kernel": choice.recipe.kernel,
         "attention": f"{'tokens share products' if choice.cuts.wide else 'token by token'}, read in steps of {choice.cuts.coarse}",
         "because": list(choice.reasons) or "it was asked for",
         **{

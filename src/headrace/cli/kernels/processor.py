@@ -20,7 +20,7 @@ from headrace.cli.kernels.roofline import Figures, Peaks, Timer, judge
 from headrace.runner.torch.attention import Attention
 from headrace.runner.torch.int4 import Int4Linear
 from headrace.runner.torch.int8 import Int8Linear
-from headrace.runner.torch.kernels import LARGEST, IntegerMatrix
+from headrace.runner.torch.kernels import KERNELS, LARGEST
 from headrace.runner.torch.kv_cache import KvCache
 from headrace.runner.torch.linear import Fp32Linear, Linear
 from headrace.runner.torch.planes import RowPlanes
@@ -45,13 +45,13 @@ class ProcessorSizes(Struct, frozen=True):
 
 
 def measure_peaks(choice: Choice, sizes: ProcessorSizes, timer: Timer) -> Peaks:
-    """The best of several tries; of reading and copying, the faster. Integers by the kernel chosen for many rows."""
+    """The best of several tries; of reading and copying, the faster. Integers by the kernel chosen for them."""
     wide = torch.ones(sizes.peak_bytes // 4)
     other = torch.zeros_like(wide)
     width = sizes.peak_width
     square = torch.randn(width, width)
     product = torch.empty_like(square)
-    matrix = IntegerMatrix(square.clamp(-1.0, 1.0).mul(LARGEST).round().to(torch.int8), choice.recipe.ladder)
+    matrix = KERNELS[choice.recipe.kernel](square.clamp(-1.0, 1.0).mul(LARGEST).round().to(torch.int8))
     integers = RowPlanes(width, width, 1).split(square)[0]
     read_s = min(timer([wide.sum]) for _ in range(_TRIES))
     copy_s = min(timer([partial(other.copy_, wide)]) for _ in range(_TRIES))
@@ -81,7 +81,7 @@ def _makers(choice: Choice, max_rows: int, width: int) -> dict[str, tuple[float,
 
     makers: dict[str, tuple[float, Callable[[torch.Tensor], Linear]]] = {
         "fp32": (4.0, partial(Fp32Linear, min_rows=recipe.min_rows)),
-        "int8": (1.0, partial(Int8Linear, ladder=recipe.ladder, planes_of=planes_of)),
+        "int8": (1.0, partial(Int8Linear, kernel=recipe.kernel, planes_of=planes_of)),
     }
     if any(figure.name == "int4" and figure.micros for figure in choice.figures):
         makers["int4"] = (0.5 + 6 / 32, partial(Int4Linear, min_rows=recipe.min_rows, planes_of=planes_of))

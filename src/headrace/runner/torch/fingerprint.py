@@ -12,7 +12,7 @@ from headrace.runner.torch.packing import Recipe
 
 
 def fingerprint(digest: Mapping[str, str], recipe: Recipe, cuts: Cuts) -> str:
-    """The ladder is left out: its kernels agree to the last bit. Threads are, too: they cut no sum."""
+    """The integer kernel is left out: all agree to the last bit. Threads are, too: they cut no sum."""
     parts = (
         sorted(digest.items()),
         recipe.numerics(),

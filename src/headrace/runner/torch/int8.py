@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace.runner.torch.kernels import LARGEST, IntegerMatrix
+from headrace.runner.torch.kernels import KERNELS, LARGEST
 from headrace.runner.torch.linear import Norm, mean_squares
 from headrace.runner.torch.planes import FEW, STEP, RowPlanes
 
@@ -59,13 +59,13 @@ class Int8Linear:
         *,
         bias: Tensor | None = None,
         norm: Norm | None = None,
-        ladder: tuple[tuple[int, str], ...],
+        kernel: str,
         planes_of: PlanesOf,
         planes: int = 1,
         weight_planes: int = 1,
     ) -> None:
         integers, self._scales = quantise(weight, weight_planes, None if norm is None else norm.weight)
-        self._matrix = IntegerMatrix(integers, ladder)
+        self._matrix = KERNELS[kernel](integers)
         self._planes = planes_of(weight.shape[1], planes)
         self._scale_array = self._scales.numpy()
         self._weight_planes = weight_planes

@@ -2,7 +2,7 @@
 
 A kernel takes float32 rows that hold integers, as `planes` makes them, and returns float(exact sum of
 integer products). Sums of integers do not depend on how a kernel cuts its work, so the kernel may be chosen
-by row count and by the clock without changing a result. Knows neither scales nor layers.
+by the clock without changing a result. Knows neither scales nor layers.
 """
 
 import warnings
@@ -14,8 +14,11 @@ from torch import Tensor
 
 from headrace.runner.torch.planes import MARGIN, PEAK
 
-# Weights lie in -LARGEST..LARGEST.
-LARGEST = 127
+# Weights lie in -LARGEST..LARGEST. Kernels see rows as -128..127 and shift them to 0..255; processors that know nothing better
+# add two products of neighbours in 16 bits, and cut off what does not fit: 2 * 255 * 64 does.
+LARGEST = 64
+# Bytes that a kernel keeps of each weight.
+BYTES = {"fbgemm": 1, "onednn": 4, "wide": 4}
 _SLICE = 512
 
 
@@ -31,28 +34,30 @@ class Kernel(Protocol):
 KernelMaker = Callable[[Tensor], Kernel]
 
 
+class FbgemmKernel:
+    """FBGEMM's dynamic 8-bit product, on x86. Its scale for all rows is 1, thanks to the margin; its weight scale is 1."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._packed = _packed(weight, "fbgemm")
+        self.size_bytes = BYTES["fbgemm"] * weight.numel()
+
+    def multiply(self, rows: Tensor) -> Tensor:
+        product: Tensor = torch.ops.quantized.linear_dynamic(rows, self._packed)
+        return product
+
+
 class OneDnnKernel:
-    """oneDNN's dynamic 8-bit product. Its scale for all rows is 1, thanks to the margin; its weight scale is 1.
+    """oneDNN's, likewise.
 
     The library holds weights as given, as packed, and once more for each of the last two row counts it saw: any other
     one makes it pack them again, which takes longer than the product. So rows are filled up to one of a few counts.
     """
 
-    COPIES = 4
     FORMS = (2, 16, 32, 64)
 
     def __init__(self, weight: Tensor) -> None:
-        padded = torch.nn.functional.pad(weight, (0, MARGIN))
-        engine = torch.backends.quantized.engine
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                torch.backends.quantized.engine = "onednn"
-                tensor = torch._make_per_tensor_quantized_tensor(padded, 1.0, 0)
-                self._packed = torch.ops.quantized.linear_prepack(tensor, None)
-            finally:
-                torch.backends.quantized.engine = engine
-        self._num_weights = padded.numel()
+        self._packed = _packed(weight, "onednn")
+        self.size_bytes = BYTES["onednn"] * weight.numel()
 
     def multiply(self, rows: Tensor) -> Tensor:
         count = rows.shape[0]
@@ -64,10 +69,6 @@ class OneDnnKernel:
         product: Tensor = torch.ops.quantized.linear_dynamic(rows, self._packed)
         return product[:count]
 
-    @property
-    def size_bytes(self) -> int:
-        return self.COPIES * self._num_weights
-
 
 class WideKernel:
     """Integers in float32: right on every processor. Cut along the width so that every partial sum is exact."""
@@ -76,6 +77,7 @@ class WideKernel:
         self._width = weight.shape[1]
         most = 2**24 // (PEAK * LARGEST)
         self._parts = [(start, _transposed(part)) for start, part in _cut(weight, most)]
+        self.size_bytes = BYTES["wide"] * weight.numel()
 
     def multiply(self, rows: Tensor) -> Tensor:
         products = [rows[:, start : start + part.shape[0]] @ part for start, part in self._parts]
@@ -87,27 +89,22 @@ class WideKernel:
             total += product
         return total.float()
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(part.numel() * 4 for _, part in self._parts)
+
+KERNELS: dict[str, KernelMaker] = {"fbgemm": FbgemmKernel, "onednn": OneDnnKernel, "wide": WideKernel}
 
 
-KERNELS: dict[str, KernelMaker] = {"onednn": OneDnnKernel, "wide": WideKernel}
-
-
-class IntegerMatrix:
-    """One weight matrix under the kernels chosen for it: the first whose row limit holds the rows at hand."""
-
-    def __init__(self, weight: Tensor, ladder: tuple[tuple[int, str], ...]) -> None:
-        made = {name: KERNELS[name](weight) for name in dict.fromkeys(name for _, name in ladder)}
-        self._rungs = tuple((limit, made[name]) for limit, name in ladder)
-        self.size_bytes = sum(kernel.size_bytes for kernel in made.values())
-
-    def multiply(self, rows: Tensor) -> Tensor:
-        for limit, kernel in self._rungs:
-            if rows.shape[0] <= limit:
-                return kernel.multiply(rows)
-        return self._rungs[-1][1].multiply(rows)
+def _packed(weight: Tensor, engine: str) -> object:
+    """As `linear_dynamic` takes it. RuntimeError where there is no such engine."""
+    padded = torch.nn.functional.pad(weight, (0, MARGIN))
+    before = torch.backends.quantized.engine
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            torch.backends.quantized.engine = engine
+            tensor = torch._make_per_tensor_quantized_tensor(padded, 1.0, 0)
+            return torch.ops.quantized.linear_prepack(tensor, None)
+        finally:
+            torch.backends.quantized.engine = before
 
 
 def _transposed(weight: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from headrace.runner.torch.experts import Experts
 from headrace.runner.torch.feed_forward import PlainFeedForward
 from headrace.runner.torch.int4 import GROUP, Int4Linear
 from headrace.runner.torch.int8 import Int8Linear
-from headrace.runner.torch.kernels import OneDnnKernel
+from headrace.runner.torch.kernels import BYTES, LARGEST
 from headrace.runner.torch.linear import Fp32Linear, Linear, Norm
 from headrace.runner.torch.planes import RowPlanes
 from headrace.runner.torch.rotation import Rotation
@@ -27,7 +27,7 @@ from headrace.weights.shape import ExpertShape, ModelShape
 
 _LAYER = "model.layers."
 
-# Planes of (activations, weights) by role: 8 bits each, or 15 where SmolLM2 needs them to choose the same token as
+# Planes of (activations, weights) by role: 8 bits each, or 15 and 14 where SmolLM2 needs them to choose the same token as
 # fp32 at 97 positions of 100 (int8) or 93 (int4). In int4 only head and router have weight planes, the rest has
 # groups. A router is small, and another rounding of its scores may choose other experts: it has all bits, and integers,
 # whose sums no row count can move.
@@ -49,30 +49,29 @@ _REHEARSED_ROWS = (1, 8)
 
 
 class Recipe(Struct, frozen=True):
-    """How matrices are packed. `ladder` chooses among integer kernels that agree; it changes no result."""
+    """How matrices are packed. `kernel` is one of several for integers that agree; it changes no result."""
 
     dtype: str = "int8"
-    ladder: tuple[tuple[int, str], ...] = ((1 << 30, "wide"),)
+    kernel: str = "wide"
     min_rows: int = 2
 
     def numerics(self) -> tuple[object, ...]:
         """What results depend on."""
-        return (self.dtype, self.min_rows, sorted(PLANES.get(self.dtype, {}).items()))
+        padding = () if self.dtype == "int8" else (self.min_rows,)
+        integers = (LARGEST, sorted(PLANES[self.dtype].items())) if self.dtype in PLANES else ()
+        return (self.dtype, *padding, *integers)
 
 
 def packed_bytes(shape: ModelShape, recipe: Recipe) -> int:
     """About what packed weights take, from the shape alone."""
-    copies = {"wide": 4.0, "onednn": float(OneDnnKernel.COPIES)}
     total = 4.0 * shape.vocab_size * shape.hidden_size
-    kinds = {name for _, name in recipe.ladder}
-    integer = sum(copies[name] for name in kinds)
     for role, count in _role_sizes(shape).items():
         if recipe.dtype == "fp32":
             total += 4.0 * count
         elif recipe.dtype == "int4" and role not in _WIDE_ROLES:
             total += (0.5625 + 0.125) * count
         else:
-            total += integer * PLANES[recipe.dtype][role][1] * count
+            total += BYTES[recipe.kernel] * PLANES[recipe.dtype][role][1] * count
     return int(total)
 
 
@@ -208,7 +207,7 @@ class Packer:
             weight,
             bias=bias,
             norm=norm,
-            ladder=recipe.ladder,
+            kernel=recipe.kernel,
             planes_of=self._planes_of,
             planes=planes,
             weight_planes=weight_planes,

@@ -4,6 +4,7 @@ Exactness decides what may be used and is checked against float64 with the large
 Speed decides only among kernels that agree to the last bit.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -29,7 +30,6 @@ _MIN_ROWS = (2, 4, 16, 32)
 _LASTS = (0, 10, 31, 32, 63, 95, 130, 200, 255, 256, 300, 383, 400, 511, 512, 700, 1100)
 # Bits of a stored weight, scales included, below which it was stored in four.
 _FEW_BITS = 6.5
-_MOST = 1 << 30
 
 
 class KernelFigure(Struct, frozen=True):
@@ -62,9 +62,10 @@ def choose(shape: ModelShape, dtype: str = "auto", *, stored_bits: float = 32.0,
 def _choose(shape: ModelShape, dtype: str, stored_bits: float, brief: bool) -> Choice:
     torch.manual_seed(0)
     reasons: list[str] = []
-    integer = [_measure_integer(name, shape, brief) for name in KERNELS]
-    # The last kernel is right everywhere and takes four times the memory: it serves where nothing else does.
-    ladder = _ladder([figure for figure in integer[:-1] if figure.exact] or integer[-1:])
+    *quick, last = (_measure_integer(name, shape, brief) for name in KERNELS)
+    integer = [*quick, last]
+    # The last kernel is right everywhere, and slow: it serves where nothing else does.
+    kernel = _quickest([figure for figure in quick if figure.exact] or [last])
     figures = integer.copy()
     sums = next((figure for figure in integer if figure.exact), None)
     min_rows = fp32 = int4 = None
@@ -77,7 +78,7 @@ def _choose(shape: ModelShape, dtype: str, stored_bits: float, brief: bool) -> C
             figures.append(int4)
     refused = ", ".join(figure.name for figure in integer if not figure.exact)
     if refused:
-        reasons.append(f"not exact on this processor, hence not used for int8: {refused}")
+        reasons.append(f"missing or not exact on this processor, hence not used for int8: {refused}")
     cuts, attends = _cuts(shape)
     if not cuts.wide:
         reasons.append("attention is computed token by token: larger products round otherwise on this processor")
@@ -90,7 +91,7 @@ def _choose(shape: ModelShape, dtype: str, stored_bits: float, brief: bool) -> C
     row_exact = attends and (dtype == "int8" or min_rows is not None)
     if not row_exact:
         reasons.append("rows may differ in their last bits with the size of a step")
-    recipe = Recipe(dtype, ladder, min_rows or 2)
+    recipe = Recipe(dtype, kernel, min_rows or 2)
     return Choice(recipe, cuts, row_exact, tuple(figures), tuple(reasons))
 
 
@@ -131,18 +132,9 @@ def is_exact(name: str, width: int) -> bool:
     return True
 
 
-def _ladder(figures: Sequence[KernelFigure]) -> tuple[tuple[int, str], ...]:
-    """The fastest kernel for each row count; neighbours that agree become one rung."""
-    if len(figures) == 1:
-        return ((_MOST, figures[0].name),)
-    rungs: list[tuple[int, str]] = []
-    for index, count in enumerate(ROWS):
-        best = min(figures, key=lambda figure: figure.micros[index]).name
-        limit = _MOST if index == len(ROWS) - 1 else count
-        if rungs and rungs[-1][1] == best:
-            rungs.pop()
-        rungs.append((limit, best))
-    return tuple(rungs)
+def _quickest(figures: Sequence[KernelFigure]) -> str:
+    """On the whole: every kernel keeps weights of its own, and one set of them is enough."""
+    return min(figures, key=lambda figure: math.prod(figure.micros)).name
 
 
 def _min_rows(shape: ModelShape) -> int | None:

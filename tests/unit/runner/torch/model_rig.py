@@ -3,6 +3,7 @@
 `Desk` drives a runner through real plans: it hands out blocks, chunks prompts and keeps every logit.
 """
 
+import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from headrace.core.plan import Plan, SlotStart, StepResult
 from headrace.core.request import SamplingParams
 from headrace.runner.torch.attention import CUTS, Cuts
 from headrace.runner.torch.packing import Recipe
-from headrace.runner.torch.probe import is_exact
 from headrace.runner.torch.runner import TorchRunner
 from headrace.weights.checkpoint import Checkpoint
 from headrace.weights.encodings import F32
@@ -28,18 +28,8 @@ from headrace.weights.vocabulary import Vocabulary
 from headrace.weights.weight_file import StoredTensor
 from tests.unit.runner.plans import plan
 
-WIDE = ((1 << 30, "wide"),)
-
-
-def _ladder() -> tuple[tuple[int, str], ...]:
-    """Both kernels, where this processor has both: before it had instructions for it, x86 cut sums of eight bits at sixteen,
-    and the probe leaves such a kernel out."""
-    with torch.random.fork_rng():
-        has_both = all(is_exact("onednn", width) for width in (64, 128, 576, 1536))
-    return ((2, "wide"), (1 << 30, "onednn")) if has_both else WIDE
-
-
-LADDER = _ladder()
+# The quick kernels for integers that this processor has.
+QUICK = ("fbgemm", "onednn") if platform.machine() == "x86_64" else ("onednn",)
 GREEDY = SamplingParams(temperature=0.0)
 
 _SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 160, "max_position_embeddings": 2048}

@@ -18,14 +18,14 @@ from headrace.runner.torch.memory import workspace_bytes
 from headrace.runner.torch.packing import Recipe, packed_bytes
 from headrace.runner.torch.probe import Choice, choose
 from headrace.weights.checkpoint import open_checkpoint
-from tests.unit.runner.torch.model_rig import LADDER, WIDE, Desk, TensorCheckpoint, ids, model, same_bits
+from tests.unit.runner.torch.model_rig import QUICK, Desk, TensorCheckpoint, ids, model, same_bits
 from tests.unit.weights.files import write_tokenizer
 
 FAMILIES = ["mixtral", "qwen3moe", "qwen3moe, normed"]
 RECIPES = {
-    "int8": Recipe("int8", LADDER),
-    "int8 wide": Recipe("int8", WIDE),
-    "int4": Recipe("int4", LADDER),
+    "int8": Recipe("int8", QUICK[0]),
+    "int8 wide": Recipe("int8", "wide"),
+    "int4": Recipe("int4", QUICK[0]),
     "fp32": Recipe("fp32"),
 }
 PROMPT = ids(90)

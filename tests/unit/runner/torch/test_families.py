@@ -6,7 +6,7 @@ import torch
 from headrace.runner.torch.attention import CUTS, Cuts
 from headrace.runner.torch.int4 import GROUP, quantise_groups
 from headrace.runner.torch.packing import Recipe
-from tests.unit.runner.torch.model_rig import LADDER, Desk, ids, model
+from tests.unit.runner.torch.model_rig import QUICK, Desk, ids, model
 
 FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3"]
 
@@ -38,7 +38,7 @@ def test_quantised_logits_are_near_those_of_transformers(family: str, dtype: str
     prompt = ids(70)
     with torch.inference_mode():
         truth = network(torch.tensor([prompt])).logits[0, -1]
-    desk = Desk(checkpoint, Recipe(dtype, LADDER))
+    desk = Desk(checkpoint, Recipe(dtype, QUICK[0]))
     desk.begin(0, prompt)
     desk.prefill(0)
     assert (desk.logits[0][0] - truth).norm() < 0.05 * truth.norm()

@@ -6,7 +6,7 @@ from headrace.core.errors import ModelTooLarge
 from headrace.runner.torch.int4 import has_native_kernel
 from headrace.runner.torch.memory import MemoryPlan, check_weights_fit, plan_memory
 from headrace.runner.torch.packing import Recipe, packed_bytes
-from tests.unit.runner.torch.model_rig import LADDER, Desk, model
+from tests.unit.runner.torch.model_rig import QUICK, Desk, model
 
 MIB = 1 << 20
 
@@ -49,7 +49,7 @@ def test_weights_that_do_not_fit() -> None:
 @pytest.mark.parametrize("dtype", ["fp32", "int8", *(["int4"] if has_native_kernel() else [])])
 def test_packed_size_is_foretold(dtype: str) -> None:
     _, checkpoint = model("mistral")
-    recipe = Recipe(dtype, LADDER)
+    recipe = Recipe(dtype, QUICK[0])
     runner = Desk(checkpoint, recipe, slots=2, blocks=8).runner
     assert 0.5 < packed_bytes(checkpoint.shape, recipe) / runner.weights_bytes < 1.5
 

@@ -29,7 +29,7 @@ def test_every_dtype_asked_for_is_given_or_explained() -> None:
     for dtype in ("fp32", "int8", "int4"):
         made = choose(shape(), dtype)
         assert made.recipe.dtype == dtype or made.reasons
-        assert made.recipe.ladder[-1][0] >= 1 << 20
+        assert made.recipe.kernel in KERNELS
 
 
 def test_int8_is_row_exact_wherever_attention_is() -> None:
@@ -45,7 +45,7 @@ def test_a_kernel_that_is_wrong_once_is_not_used(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setitem(KERNELS, "onednn", Saturating)
     made = choose(shape(), "int8")
-    assert "onednn" not in {name for _, name in made.recipe.ladder}
+    assert made.recipe.kernel != "onednn"
     assert any("onednn" in reason for reason in made.reasons)
 
 
@@ -53,8 +53,16 @@ def test_without_any_fast_kernel_the_wide_one_serves(monkeypatch: pytest.MonkeyP
     def missing(weight: object) -> OneDnnKernel:
         raise RuntimeError("no such engine")
 
-    monkeypatch.setitem(KERNELS, "onednn", missing)
-    assert choose(shape(), "int8").recipe.ladder == ((1 << 30, "wide"),)
+    monkeypatch.setattr(probe, "KERNELS", {"fbgemm": missing, "onednn": missing, "wide": WideKernel})
+    assert choose(shape(), "int8").recipe.kernel == "wide"
+
+
+def test_of_exact_kernels_the_one_that_is_quickest_on_the_whole_serves() -> None:
+    slow, quick, mixed = (
+        KernelFigure(name, True, micros)
+        for name, micros in (("slow", (2.0, 4.0)), ("quick", (1.0, 3.0)), ("mixed", (0.9, 4.0)))
+    )
+    assert probe._quickest([slow, quick, mixed]) == "quick"
 
 
 def test_int4_without_its_kernel_is_served_as_int8(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +91,7 @@ def test_a_brief_choice_is_the_same(dtype: str, bits: float, monkeypatch: pytest
     """But for chance."""
     monkeypatch.setattr(probe, "_best_s", lambda run, rows: 1e-6 * len(run(rows)))
     brief, whole = (choose(shape(), dtype, stored_bits=bits, brief=each) for each in (True, False))
-    assert (brief.recipe.dtype, brief.recipe.ladder) == (whole.recipe.dtype, whole.recipe.ladder)
+    assert (brief.recipe.dtype, brief.recipe.kernel) == (whole.recipe.dtype, whole.recipe.kernel)
     assert brief.recipe.dtype == "int8" or brief.recipe.min_rows == whole.recipe.min_rows
     assert (brief.cuts, brief.row_exact, brief.reasons) == (whole.cuts, whole.row_exact, whole.reasons)
 
@@ -113,16 +121,16 @@ def test_a_kernel_that_fails_at_the_size_of_the_model_is_not_used(brief: bool, m
                 raise RuntimeError("could not create a primitive")
             return super().multiply(rows)
 
-    monkeypatch.setitem(KERNELS, "onednn", Narrow)
+    monkeypatch.setattr(probe, "KERNELS", {"onednn": Narrow, "wide": WideKernel})
     made = choose(shape(), "int8", brief=brief)
-    assert made.recipe.ladder == ((1 << 30, "wide"),)
+    assert made.recipe.kernel == "wide"
     assert any("onednn" in reason for reason in made.reasons)
 
 
 @pytest.mark.parametrize("brief", [True, False])
 def test_the_last_kernel_serves_whatever_is_found_of_it(brief: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "is_exact", lambda *_: False)
-    assert choose(shape(), "int8", brief=brief).recipe.ladder == ((1 << 30, "wide"),)
+    assert choose(shape(), "int8", brief=brief).recipe.kernel == "wide"
 
 
 def test_an_unknown_dtype_is_refused() -> None:

@@ -14,13 +14,12 @@ from headrace.runner.torch.attention import NARROW
 from headrace.runner.torch.int4 import has_native_kernel
 from headrace.runner.torch.packing import Recipe
 from headrace.runner.torch.probe import Choice, choose
-from tests.unit.runner.torch.model_rig import LADDER, WIDE, Desk, TensorCheckpoint, ids, model, same_bits
+from tests.unit.runner.torch.model_rig import QUICK, Desk, TensorCheckpoint, ids, model, same_bits
 
 RECIPES = {
-    "int8": Recipe("int8", LADDER),
-    # Where a processor has one kernel this is the same.
-    **({"int8 wide": Recipe("int8", WIDE)} if LADDER != WIDE else {}),
-    "int4": Recipe("int4", LADDER),
+    "int8": Recipe("int8", QUICK[0]),
+    "int8 wide": Recipe("int8", "wide"),
+    "int4": Recipe("int4", QUICK[0]),
     "fp32": Recipe("fp32"),
 }
 PROMPT = ids(530)
@@ -157,7 +156,7 @@ def test_preempted_and_replayed(desk: Desk, same: "Same", alone: tuple[list[int]
 
 
 def test_narrow_attention(checkpoint: TensorCheckpoint) -> None:
-    desk = Desk(checkpoint, Recipe("int8", WIDE), cuts=NARROW)
+    desk = Desk(checkpoint, Recipe("int8", "wide"), cuts=NARROW)
     _, logits = _alone(desk)
     desk.begin(1, (151, *ids(40)))
     desk.begin(0, PROMPT)
@@ -168,8 +167,7 @@ def test_narrow_attention(checkpoint: TensorCheckpoint) -> None:
     assert same_bits(desk.logits[0], logits)
 
 
-@pytest.mark.skipif(LADDER == WIDE, reason="this processor has one exact integer kernel")
 def test_integer_kernels_agree(checkpoint: TensorCheckpoint) -> None:
-    """The ladder may follow the clock because it moves no bit."""
-    several, single = (_alone(Desk(checkpoint, RECIPES[name])) for name in ("int8", "int8 wide"))
-    assert same_bits(several[1], single[1])
+    """The clock may choose among them because that moves no bit."""
+    wide, *quick = (_alone(Desk(checkpoint, Recipe("int8", name)))[1] for name in ("wide", *QUICK))
+    assert all(same_bits(logits, wide) for logits in quick)

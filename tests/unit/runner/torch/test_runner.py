@@ -13,9 +13,9 @@ from headrace.core.request import SamplingParams
 from headrace.runner.torch.packing import Recipe
 from headrace.runner.torch.runner import TorchRunner
 from tests.unit.runner.plans import plan
-from tests.unit.runner.torch.model_rig import GREEDY, LADDER, Desk, TensorCheckpoint, ids, model, same_bits
+from tests.unit.runner.torch.model_rig import GREEDY, QUICK, Desk, TensorCheckpoint, ids, model, same_bits
 
-INT8 = Recipe("int8", LADDER)
+INT8 = Recipe("int8", QUICK[0])
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 from headrace.runner.torch.int4 import has_native_kernel
 from headrace.runner.torch.packing import Recipe
 from headrace.weights.checkpoint import open_checkpoint
-from tests.unit.runner.torch.model_rig import LADDER, Desk, TensorCheckpoint, same_bits
+from tests.unit.runner.torch.model_rig import QUICK, Desk, TensorCheckpoint, same_bits
 
 PROMPT = tuple(range(900, 980))
 INT4 = pytest.param(
@@ -29,7 +29,7 @@ def checkpoint(smollm2_path: Path) -> TensorCheckpoint:
 @pytest.fixture(scope="module")
 def desks(checkpoint: TensorCheckpoint) -> Callable[[str], Desk]:
     """A desk per dtype, packed when it is first wanted: who is done leaves it empty."""
-    return functools.cache(lambda dtype: Desk(checkpoint, Recipe(dtype, LADDER), slots=8, blocks=64))
+    return functools.cache(lambda dtype: Desk(checkpoint, Recipe(dtype, QUICK[0]), slots=8, blocks=64))
 
 
 def test_fp32_logits_are_those_of_transformers(checkpoint: TensorCheckpoint) -> None:
