@@ -17,7 +17,7 @@ from headrace.engine.cost import fit_profile
 
 Scenes = tuple[tuple[int, tuple[int, ...]], ...]
 # Rows, and the chunks that each row's prompt is computed in. Decode steps of all rows follow, and of one row where none was seen.
-SCENES: Scenes = ((1, (64, 16)), (8, (16,)), (32, (1,)))
+SCENES: Scenes = ((1, (64, 16)), (8, (4,)), (32, (1,)))
 # What a card must be asked to show its pace: it is idle in anything smaller.
 CARD_SCENES: Scenes = (
     (1, (64,)),

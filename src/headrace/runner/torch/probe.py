@@ -62,10 +62,13 @@ def choose(shape: ModelShape, dtype: str = "auto", *, stored_bits: float = 32.0,
 def _choose(shape: ModelShape, dtype: str, stored_bits: float, brief: bool) -> Choice:
     torch.manual_seed(0)
     reasons: list[str] = []
-    *quick, last = (_measure_integer(name, shape, brief) for name in KERNELS)
-    integer = [*quick, last]
+    *quick, last = KERNELS
+    integer = [_measure_integer(name, shape, brief) for name in quick]
+    exact = [figure for figure in integer if figure.exact]
     # The last kernel is right everywhere, and slow: it serves where nothing else does.
-    kernel = _quickest([figure for figure in quick if figure.exact] or [last])
+    kernel = _quickest(exact) if exact else last
+    if not (brief and exact):
+        integer.append(_measure_integer(last, shape, brief))
     figures = integer.copy()
     sums = next((figure for figure in integer if figure.exact), None)
     min_rows = fp32 = int4 = None
