@@ -133,7 +133,7 @@ def test_the_log_tells_when_something_was_and_what_is_below_its_level_is_not_in_
     home: Path, fake_server: LiveServer
 ) -> None:
     assert works(fake_server)
-    asked = rf"(?m)^{WHEN} INFO headrace\.gateway: POST /v1/chat/completions 200 "
+    asked = rf"(?m)^{WHEN} INFO headrace\.gateway: POST /v1/chat/completions 200 .* worker=fake/0$"
     eventually(lambda: re.search(asked, fake_server.said()), "the request is not in the log")
     with live_server(home, "--runner", "fake", "--log-level", "warning") as server:
         assert works(server)

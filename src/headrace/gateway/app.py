@@ -262,8 +262,7 @@ class Gateway:
         context = self.context
         seconds = exchange.stages.close(over_s)
         stream, caller = exchange.answered, exchange.caller
-        if stream is not None:
-            context.service.finished(stream, exchange.stages)
+        told = context.service.finished(stream, exchange.stages) if stream is not None else None
         if exchange.has_taken_id and caller is not None:
             context.shelf.free_id(caller.tenant, exchange.request_id)
         ending = stream.ending if stream is not None else None
@@ -282,7 +281,8 @@ class Gateway:
         context.metrics.observe(sample)
         if route is None or not route.is_probe:
             failure = ending.failure if ending is not None else None
-            log_request(exchange, sample, exchange.error_code or (failure.code if failure is not None else ""))
+            error_code = exchange.error_code or (failure.code if failure is not None else "")
+            log_request(exchange, sample, worker=told.replica if told is not None else "", error_code=error_code)
 
 
 class Preflight(Exception):

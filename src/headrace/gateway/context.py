@@ -14,6 +14,7 @@ from headrace.core.ports import Clock
 from headrace.core.stages import Stage, StageClock
 from headrace.gateway.finding import Finding
 from headrace.gateway.pulse import Pulse
+from headrace.serving.explanation import Explanation
 from headrace.streams.audience import Owner
 from headrace.streams.shelf import Bounds, Shelf
 from headrace.streams.stream import Stream
@@ -33,7 +34,7 @@ class StreamOwner(Owner, Protocol):
 
     def parting(self, stream: Stream) -> Awaitable[None] | None: ...
 
-    def finished(self, stream: Stream, stages: StageClock) -> None: ...
+    def finished(self, stream: Stream, stages: StageClock) -> Explanation | None: ...
 
 
 class Answer(Protocol):

@@ -26,7 +26,7 @@ def escape(text: str) -> str:
     return cut if len(text) <= _MAX_CHARS else cut + "..."
 
 
-def log_request(exchange: "Exchange", sample: Sample, error_code: str = "") -> None:
+def log_request(exchange: "Exchange", sample: Sample, *, worker: str = "", error_code: str = "") -> None:
     if not _LOG.isEnabledFor(logging.INFO):
         return
     caller = exchange.caller
@@ -37,7 +37,7 @@ def log_request(exchange: "Exchange", sample: Sample, error_code: str = "") -> N
         if num_left_out:
             _LOG.info("%d more requests without a key are not shown", num_left_out)
     _LOG.info(
-        "%s %s %d %.1f ms id=%s tenant=%s key=%s tokens=%d+%d%s",
+        "%s %s %d %.1f ms id=%s tenant=%s key=%s tokens=%d+%d%s%s",
         escape(exchange.method),
         escape(exchange.raw_path.decode("latin-1")),
         sample.status,
@@ -47,6 +47,7 @@ def log_request(exchange: "Exchange", sample: Sample, error_code: str = "") -> N
         caller.key_id if caller is not None else "-",
         sample.prompt_tokens,
         sample.completion_tokens,
+        f" worker={worker}" if worker else "",
         f" error={error_code}" if error_code else "",
     )
 

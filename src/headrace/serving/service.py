@@ -281,12 +281,12 @@ class Service:
         life = self._open.get(stream)
         return life.parted(_PARTING_S) if life is not None and life.is_parting else None
 
-    def finished(self, stream: Stream, stages: StageClock | None = None) -> None:
+    def finished(self, stream: Stream, stages: StageClock | None = None) -> Explanation | None:
         """The face is done with the stream and has closed its clock; one that was revived has no other than its own.
-        What was not over is cancelled."""
+        What was not over is cancelled. None: this was said before."""
         life = self._open.get(stream)
         if life is None:
-            return
+            return None
         if not stream.is_closed or life.left:
             self.cancel(stream, "disconnected")
         life.settle()
@@ -297,6 +297,7 @@ class Service:
         self._explanations.file(explanation)
         if self._on_finished is not None:
             self._on_finished(explanation)
+        return explanation
 
     def replica_changed(self, replica: ReplicaEnd) -> None:
         """A replica's state or connection is another than before."""
