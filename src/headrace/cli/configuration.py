@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -22,6 +24,8 @@ DEFAULT_ALIAS = "default"
 _MOST_BYTES = 1 << 20
 # Flags that are fields of the gateway's section.
 _GATEWAY_FLAGS = ("host", "port", "grpc_port", "processes", "journal", "tls_cert", "tls_key")
+# And of every model's.
+_MODEL_FLAGS = ("runner", "device", "dtype", "workers")
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})=([^=].*)")
 _FIELD_OF = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<where>[^`]*)`)?$", re.DOTALL)
 
@@ -33,6 +37,8 @@ class Flags(Struct, frozen=True):
     port: int | None = None
     models: tuple[str, ...] = ()
     runner: str | None = None
+    device: str | None = None
+    dtype: str | None = None
     workers: int | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
@@ -98,18 +104,19 @@ def _at_folder(config: Config, folder: Path) -> Config:
 
 
 def _with_flags(config: Config, flags: Flags) -> Config:
-    said = {name: getattr(flags, name) for name in _GATEWAY_FLAGS}
-    gateway = replace(config.gateway, **{name: value for name, value in said.items() if value is not None})
+    gateway = replace(config.gateway, **_said(flags, _GATEWAY_FLAGS))
     models = config.models
     if flags.models or not models:
         configured = {model.name: model for model in models}
         words = flags.models or ("fake" if flags.runner == "fake" else "default",)
         models = tuple(configured.get(word) or parse_model(word) for word in words)
-    models = tuple(
-        replace(model, runner=flags.runner or model.runner, workers=flags.workers or model.workers) for model in models
-    )
+    models = tuple(replace(model, **_said(flags, _MODEL_FLAGS)) for model in models)
     telemetry = replace(config.telemetry, log_level=flags.log_level or config.telemetry.log_level)
     return replace(config, gateway=gateway, telemetry=telemetry, models=_with_default(models))
+
+
+def _said(flags: Flags, names: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(flags, name)) is not None}
 
 
 def _with_default(models: tuple[ModelConfig, ...]) -> tuple[ModelConfig, ...]:

@@ -62,6 +62,13 @@ def serve(
         typer.Option(help="A model's name, a path, or NAME=SOURCE; may be repeated. [default: default]"),
     ] = None,
     runner: Annotated[str | None, typer.Option(help=f"What computes: {' or '.join(RUNNERS)}.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="auto, cuda or cpu; auto takes a CUDA card that can be used. [default: auto]"),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="auto, fp32, int8 or int4; on a card bf16 or fp8. [default: auto]")
+    ] = None,
     workers: Annotated[int | None, typer.Option(min=1, max=256, help="Processes per model. [default: 1]")] = None,
     gateways: Annotated[
         int | None, typer.Option(min=1, max=64, help="Processes that answer; several need Redis. [default: 1]")
@@ -87,7 +94,19 @@ def serve(
     # Asked for a restart before there is anything to restart, it would be ended by the system.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     flags = Flags(
-        host, port, tuple(model or ()), runner, workers, tls_cert, tls_key, grpc_port, gateways, journal, log_level
+        host=host,
+        port=port,
+        models=tuple(model or ()),
+        runner=runner,
+        device=device,
+        dtype=dtype,
+        workers=workers,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        grpc_port=grpc_port,
+        processes=gateways,
+        journal=journal,
+        log_level=log_level,
     )
     home = data_folder()
     key = local_key(home)
