@@ -47,7 +47,7 @@ class Parting:
 class Life:
     """`left` choices have not ended. `tried` are the replicas it was given to, the last one being where it is; what
     it says is in the numbers of a replica of these `numerics`. `kills` are workers that died of it, as far as can be
-    told. Since `stalled_s` no worker had anything to say of it."""
+    told. Since `stalled_s` no worker had anything to say of it; `refusal` is what one said last that would not go on with it."""
 
     __slots__ = (
         "_admission",
@@ -66,6 +66,7 @@ class Life:
         "model",
         "num_prompt_tokens",
         "numerics",
+        "refusal",
         "replayed_tokens",
         "replica",
         "stages",
@@ -92,6 +93,7 @@ class Life:
         self.numerics = ""
         self.kills = 0
         self.stalled_s: float | None = None
+        self.refusal = ""
         self.replayed_tokens = 0
         self.submitted_s = 0.0
         self.first_s: float | None = None

@@ -33,6 +33,8 @@ INTERNAL = Failure("internal_error", "the server failed to tell this reply")
 _TAKEN = "taken"
 # A worker that is there and gave something up is not asked at once to take it again.
 _PAUSE_S = 0.05
+# Nor one that would not have it at all.
+_REFUSED_S = 1.0
 # Of a refusal: its worker does not have the sequence any more.
 _NOT_ATTACHABLE = "not_attachable"
 _COUNTER = struct.Struct("<i")
@@ -378,10 +380,10 @@ class Lives:
                 self._displaced += [voice for voice in voices if seeker is None or not seeker.refused(voice)]
                 return
             error = error_of(refusal)
-            if isinstance(error, Refused) and not life.is_opening:  # it was promised an answer: later, or elsewhere
-                self.rescue.displace(life, voices, after_s=error.retry_after_s)
-            else:
-                self._fail_or_refuse(life, error)
+            if not life.refuse(error):  # it was promised an answer by another: later, or elsewhere
+                life.refusal = error.message
+                after_s = error.retry_after_s if isinstance(error, Refused) else _REFUSED_S
+                self.rescue.displace(life, voices, after_s=after_s)
 
     def _fail_or_refuse(self, life: Life, error: HeadraceError) -> None:
         """Who opens it hears of it; once it is open, its stream does."""

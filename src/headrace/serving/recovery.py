@@ -162,7 +162,8 @@ class Recovery:
         if any(limit is not None and life.age_s(now_s) >= limit for limit in limits):
             error = TimedOut("the deadline has passed", param="deadline_s")
         elif life.stalled_s is not None and now_s - life.stalled_s >= self._failover_s:
-            error = Unreachable(f"{WORKER_LOST}, and no other could take it over")
+            why = f": {life.refusal}" if life.refusal else ""
+            error = Unreachable(f"{WORKER_LOST}, and no other could take it over{why}")
         else:
             return False
         self._lives.fail(life, failure_of(error))

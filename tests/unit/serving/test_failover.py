@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from headrace.core.errors import QueueFull
+from headrace.core.errors import InvalidInput, QueueFull
 from headrace.core.messages import Frame, WorkerState
 from headrace.core.stages import StageClock
 from headrace.serving.ask import Ask
+from headrace.serving.recovery import FAILOVER_S
 from headrace.streams.stream import Stream
 from headrace.text.limited import LimitedPool
 from tests.unit.serving.asks import ASKS, CALLING, told, undisturbed
@@ -253,6 +254,57 @@ def test_a_full_queue_is_no_end_for_what_was_promised_an_answer(pool: LimitedPoo
             rig.wait(0.6)
             rig.run()
             assert finishes(stream) == {0: "length"}
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("has_spoken", [True, False])
+def test_what_one_worker_would_not_take_goes_to_one_that_does(pool: LimitedPool, has_spoken: bool) -> None:
+    """It was let in: that the next one is smaller, or slower, is not its fault."""
+
+    async def story() -> None:
+        with network_rig(pool) as rig:
+            ask = Ask(raw="hello", max_tokens=30, n=2)
+            stream = await waiting_stream(rig, ask) if has_spoken else await rig.open(ask)
+            (worker,) = rig.workers
+            if not has_spoken:
+                worker.die()
+            submit_all = worker.engine.submit_all
+
+            def refuse(*_: object) -> list[int]:
+                raise InvalidInput("2 sequences at once are too many", param="n")
+
+            worker.engine.submit_all = refuse  # type: ignore[method-assign, assignment]
+            rig.change(worker)
+            for _ in range(3):
+                worker.turn()
+                rig.wait(1.1)
+            assert not stream.is_ended
+            worker.engine.submit_all = submit_all  # type: ignore[method-assign]
+            rig.run()
+            assert finishes(stream) == {0: "length", 1: "length"}
+
+    asyncio.run(story())
+
+
+def test_what_no_worker_takes_fails_with_what_they_say(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool) as rig:
+            stream = await waiting_stream(rig, Ask(raw="hello", max_tokens=30))
+            (worker,) = rig.workers
+
+            def refuse(*_: object) -> list[int]:
+                raise InvalidInput("it is too large for me")
+
+            worker.engine.submit_all = refuse  # type: ignore[method-assign, assignment]
+            rig.change(worker)
+            for _ in range(int(FAILOVER_S)):
+                worker.turn()
+                rig.wait(1.1)
+            assert stream.ending is not None and stream.ending.failure is not None
+            assert stream.ending.failure.message.endswith("no other could take it over: it is too large for me")
+            rig.finish(stream)
+            rig.assert_nothing_left()
 
     asyncio.run(story())
 
