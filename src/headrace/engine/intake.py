@@ -9,6 +9,7 @@ from headrace.core.errors import ContextLengthExceeded, DeadlineUnmeetable, Inva
 from headrace.core.request import Admission, Request, check_sampling, check_times
 from headrace.engine.budget import QUEUE_PART
 from headrace.engine.cost import CostModel
+from headrace.engine.estimate import OutputEstimates
 from headrace.engine.sequence import Sequence
 from headrace.engine.state import State
 
@@ -16,8 +17,9 @@ from headrace.engine.state import State
 class Intake:
     def __init__(self, state: State) -> None:
         self._state = state
-        # What the device was measured to do before anything ran: nothing that happens changes it.
-        self._at_start = CostModel(state.config.profile)
+        # What the device was measured to do, and what is thought of outputs, before anything ran: this does not change.
+        self._first_model = CostModel(state.config.profile)
+        self._first_estimates = OutputEstimates()
         self._next_number = 0
 
     def accept(self, requests: Iterable[Request], now_s: float) -> list[int]:
@@ -137,8 +139,14 @@ class Intake:
         token_s = model.c_out_s + model.c_kv_s * (known + 0.5 * output) + model.c0_s / max(1.0, rows)
         return model.prompt_s(known) + output * token_s
 
+    def _first_work_s(self, sequence: Sequence) -> float:
+        """What its work was thought to be when nothing had run."""
+        num_prompt = sequence.num_prompt
+        expected = self._first_estimates.expected(sequence.request.tenant, num_prompt)
+        return self._work_s(self._first_model, num_prompt, min(expected, float(sequence.limit - num_prompt)))
+
     def _bound_together(self, sequences: list[Sequence]) -> None:
-        """Refuse what is too much by itself, whatever the queue holds: for good, if no later try would fare better."""
+        """Refuse what is too much by itself, whatever the queue holds: for good what was so from the first, else for now."""
         config = self._state.config
         count = len(sequences)
         if count > config.max_waiting:
@@ -152,12 +160,9 @@ class Intake:
                 f"{count} sequences at once are too many: they are {{:.1f}} s of work before the last one begins, and at "
                 f"most {config.max_queue_s:g} s may be queued"
             )
-            least_s = sum(
-                self._work_s(self._at_start, len(sequence.request.prompt_ids), max(1.0, sequence.expected_output))
-                for sequence in sequences[:-1]
-            )
-            if least_s > config.max_queue_s:
-                raise InvalidInput(told.format(least_s), param=_param_of(sequences))
+            first_s = sum(self._first_work_s(sequence) for sequence in sequences[:-1])
+            if first_s > config.max_queue_s:
+                raise InvalidInput(told.format(first_s), param=_param_of(sequences))
             # It is slow now, and need not stay so; where nothing runs, nothing would tell.
             if self._state.line.count or self._state.table.num_free < config.slots:
                 raise QueueFull(told.format(ahead_s), retry_after_s=max(1.0, ahead_s - config.max_queue_s))

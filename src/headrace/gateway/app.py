@@ -136,8 +136,12 @@ class Gateway:
 
     async def _outlive(self, stream: Stream) -> None:
         await stream.ended()
-        await self._part(stream)
         self.context.service.finished(stream)
+
+    def _free_id(self, exchange: Exchange) -> None:
+        """Whoever asks again may do so by the same id."""
+        if exchange.has_taken_id and exchange.caller is not None:
+            self.context.shelf.free_id(exchange.caller.tenant, exchange.request_id)
 
     async def _part(self, stream: Stream) -> None:
         """One that was cut off: its workers are asked where its time went before it is entered into the books."""
@@ -177,14 +181,15 @@ class Gateway:
             log_failure(exchange, failed)
             await self._refuse(exchange, failed)
         finally:
-            self._num_open -= 1
             over_s = exchange.over_s(self.context.clock.now_s())
-            if not self._num_open:
-                self._courtesy.step_aside(exchange.peer_address)
+            self._free_id(exchange)
             try:
                 if exchange.answered is not None:
                     await self._part(exchange.answered)
             finally:
+                self._num_open -= 1
+                if not self._num_open:
+                    self._courtesy.step_aside(exchange.peer_address)
                 self._finish(exchange, route, over_s)
                 del error  # its traceback holds this frame
 
@@ -260,11 +265,9 @@ class Gateway:
     def _finish(self, exchange: Exchange, route: Route | None, over_s: float) -> None:
         """The books: stages, counts, one line in the log."""
         context = self.context
-        seconds = exchange.stages.close(over_s)
+        exchange.stages.close(over_s)
         stream, caller = exchange.answered, exchange.caller
         told = context.service.finished(stream, exchange.stages) if stream is not None else None
-        if exchange.has_taken_id and caller is not None:
-            context.shelf.free_id(caller.tenant, exchange.request_id)
         ending = stream.ending if stream is not None else None
         sample = Sample(
             route=exchange.route,
@@ -272,7 +275,7 @@ class Gateway:
             model=stream.model if stream is not None else "",
             status=exchange.status or CLIENT_GONE,
             wall_s=over_s - exchange.began_s,
-            stages=seconds if stream is not None else {},
+            stages=exchange.stages.seconds if stream is not None else {},
             prompt_tokens=ending.usage.prompt_tokens if ending is not None else 0,
             completion_tokens=ending.usage.completion_tokens if ending is not None else 0,
             first_s=None if exchange.first_s is None else exchange.first_s - exchange.began_s,

@@ -205,21 +205,34 @@ class Life:
         if waits is not None:
             spread(self.stages.seconds, waits, arrival_s - self.submitted_s)
 
-    def tell_end(self, now_s: float, failure: Failure | None = None, *, num_parting: int = 0) -> None:
-        """`num_parting` choices are with workers that have yet to say where their time went."""
+    def tell_end(
+        self, now_s: float, failure: Failure | None = None, *, waits: Waits | None = None, num_parting: int = 0
+    ) -> None:
+        """Of one that failed: `waits` is what a worker said of where its time went, and `num_parting` choices are with
+        workers that have yet to say so."""
         self.failure = failure
         self.stages.enter(Stage.CLIENT, now_s)
         seconds = self.stages.seconds
         if failure is not None:
-            # No worker has said where its time went; what came after the first token was for the next ones.
-            begun_s = now_s if self.first_s is None else max(self.first_s, self.submitted_s)
-            guess, interval_s = Waits(decode_s=max(0.0, now_s - begun_s)), now_s - self.submitted_s
+            if waits is None:
+                # What came after the first token was for the next ones.
+                begun_s = now_s if self.first_s is None else max(self.first_s, self.submitted_s)
+                waits = Waits(decode_s=max(0.0, now_s - begun_s))
             if num_parting:
-                self._parting = Parting(num_parting, guess, interval_s)
-                seconds = seconds.copy()
-            spread(seconds, guess, interval_s)
+                self._parting = Parting(num_parting, waits, now_s - self.submitted_s)
+                seconds = self.seconds
+            else:
+                spread(seconds, waits, now_s - self.submitted_s)
         told = {_NAMES[stage]: spent for stage, spent in seconds.items()}
         self.stream.end(Ending(self.usage(), failure, told), age_s=self.age_s(now_s))
+
+    @property
+    def seconds(self) -> dict[Stage, float]:
+        """Where its time went, as far as is known."""
+        seconds = self.stages.seconds.copy()
+        if self._parting is not None:
+            spread(seconds, self._parting.waits, self._parting.interval_s)
+        return seconds
 
     @property
     def is_parting(self) -> bool:
@@ -251,6 +264,7 @@ class Life:
 
     def explain(self, seconds: dict[Stage, float]) -> Explanation:
         ends = [voice.end for voice in self.voices if voice.end is not None]
+        ending = self.stream.ending
         counters = [end.counters for end in ends] or [Counters()]
         return Explanation(
             request_id=self.stream.id,
@@ -259,7 +273,7 @@ class Life:
             replica=self.replica,
             stages={_NAMES[stage]: spent for stage, spent in seconds.items()},
             wall_s=sum(seconds.values()),
-            usage=self.usage(),
+            usage=self.usage() if ending is None else ending.usage,  # as it was told
             finish=tuple([voice.finish or "error" for voice in self.voices]),
             ttft_s=None if self.first_s is None else self.age_s(self.first_s),
             itl_s=self.itl_s,
@@ -278,11 +292,13 @@ def numerics_of(card: WorkerCard) -> str:
 
 
 def spread(seconds: dict[Stage, float], waits: Waits, interval_s: float) -> None:
-    """Move what the engine accounts for from TRANSFER, which had all of the interval, to where it belongs."""
+    """Move what the engine accounts for from TRANSFER, which had all of the interval that a worker had it, to where it
+    belongs."""
     parts = astuple(waits)
     stay_s: float = sum(parts)
     # Two clocks: a stay that seems longer than the interval it lies in is the interval.
-    scale = min(1.0, interval_s / stay_s) if stay_s > 0.0 else 0.0
+    most_s = min(interval_s, seconds.get(Stage.TRANSFER, 0.0))
+    scale = min(1.0, most_s / stay_s) if stay_s > 0.0 else 0.0
     for stage, spent_s in zip(_WAITS, parts, strict=True):
         if spent_s > 0.0:
             seconds[stage] = seconds.get(stage, 0.0) + spent_s * scale

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 
 from headrace.core.errors import HeadraceError, Refused, WorkerKilled
-from headrace.core.event import NUM_COUNTERS, Counter, Outcome
+from headrace.core.event import NUM_COUNTERS, Counter, Outcome, Waits
 from headrace.core.hashing import sequence_digest
 from headrace.core.messages import AttachPart, End, Frame, GrammarText, Refusal, SubmitPart, WorkerState
 from headrace.core.ports import Clock
@@ -135,13 +135,13 @@ class Lives:
             voice.abort()
         voice.key = -1
 
-    def fail(self, life: Life, failure: Failure) -> None:
-        """End a stream here and now, unless it has ended."""
+    def fail(self, life: Life, failure: Failure, waits: Waits | None = None) -> None:
+        """End a stream here and now, unless it has ended. `waits`: where its time went, if a worker has said so."""
         parting = {voice.key: voice for voice in life.voices if voice.key in self._voices}
         self.drop(life)
         if not life.stream.is_closed:
             self._parting |= parting
-            life.tell_end(self._clock.now_s(), failure, num_parting=len(parting))
+            life.tell_end(self._clock.now_s(), failure, waits=waits, num_parting=len(parting))
 
     def take(self, replica: str, frame: Frame) -> None:
         with self.held():
@@ -292,7 +292,7 @@ class Lives:
 
     def _take_ends(self, frame: Frame, said: dict[Life, list[Part]], now_s: float) -> None:
         over: list[tuple[Life, End]] = []
-        failed: list[tuple[Life, Failure]] = []
+        failed: list[tuple[Life, End]] = []
         for end in frame.ended:
             voice = self._voices.pop(end.key, None)
             if voice is None:
@@ -307,7 +307,7 @@ class Lives:
                 continue
             voice.end = end
             if end.outcome is not Outcome.FINISHED and not voice.is_stopped:
-                failed.append((life, failure_of_end(end)))
+                failed.append((life, end))
                 continue
             try:
                 self._close(voice, end.reason, said, now_s)
@@ -320,25 +320,27 @@ class Lives:
         self._tell(said, frame.step, now_s)
         for life, end in over:
             self._finish(life, end, now_s)
-        for life, failure in failed:
-            self._finish(life, failure, now_s)
+        for life, end in failed:
+            self._finish(life, end, now_s, failure_of_end(end))
 
     def _part(self, key: int, end: End | None) -> None:
         """What became, with its worker, of a voice whose life was over before."""
         voice = self._parting.pop(key, None)
-        if voice is not None:
+        if voice is None:
+            return
+        if end is not None:
             voice.end = end
-            voice.life.part(None if end is None else end.waits)
+        voice.life.part(None if end is None else end.waits)
 
-    def _finish(self, life: Life, how: End | Failure, now_s: float) -> None:
+    def _finish(self, life: Life, end: End, now_s: float, failure: Failure | None = None) -> None:
         if life.stream.is_closed:
             return
         try:
-            if isinstance(how, End):
-                self._end(life, how, now_s)
+            if failure is None:
+                self._end(life, end, now_s)
             else:
                 life.close(None, now_s)
-                self.fail(life, how)
+                self.fail(life, failure, end.waits)
         except Exception as error:  # noqa: BLE001 - likewise
             self.mistold(life, error)
 

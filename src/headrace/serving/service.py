@@ -277,9 +277,13 @@ class Service:
             voice.resume()
 
     def parting(self, stream: Stream) -> Awaitable[None] | None:
-        """Where it has ended and workers have yet to say where its time with them went: until they have, or take long."""
+        """Where it has ended and workers have yet to say where its time with them went: until they have, or take long.
+        Meanwhile it is explained as far as is known."""
         life = self._open.get(stream)
-        return life.parted(_PARTING_S) if life is not None and life.is_parting else None
+        if life is None or not life.is_parting:
+            return None
+        self._explanations.file(life.explain(life.seconds))
+        return life.parted(_PARTING_S)
 
     def finished(self, stream: Stream, stages: StageClock | None = None) -> Explanation | None:
         """The face is done with the stream and has closed its clock; one that was revived has no other than its own.

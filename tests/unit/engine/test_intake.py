@@ -391,11 +391,33 @@ def test_an_order_that_is_too_much_at_a_slow_moment_may_be_sent_again() -> None:
         rig.submit_all(order[:2])
         rig.run()
     rig.submit(request("running", 8, 8))
-    with pytest.raises(QueueFull) as caught:
-        rig.submit_all(order)
+    for _ in range(2):  # it waits, and then it runs
+        with pytest.raises(QueueFull) as caught:
+            rig.submit_all(order)
+        rig.step()
+    assert not rig.engine.num_waiting and rig.engine.num_running == 1
     assert caught.value.retry_after_s >= 1.0 and "8 sequences" in caught.value.message
     rig.run()
     rig.submit_all(order)  # nothing runs: only a step could tell that it is slow no more
+
+
+def test_what_is_refused_for_good_does_not_follow_what_ran() -> None:
+    """Long outputs make long ones likely; that is no reason to say that it will never do."""
+    rig = Rig(engine_config(slots=2, max_queue_s=3.0, blocks=1024, context_len=1024))
+    order = [request(f"r{index}", 8, 600) for index in range(3)]
+    for _ in range(40):
+        rig.submit(request("long", 8, 600))
+        rig.run()
+    rig.submit(request("running", 8, 8))
+    with pytest.raises(QueueFull, match="3 sequences"):
+        rig.submit_all(order)
+
+
+def test_more_than_may_wait_at_all_is_the_callers_fault() -> None:
+    rig = Rig(engine_config(max_waiting=8))
+    with pytest.raises(InvalidInput, match="at most 8 may wait"):
+        rig.submit_all(choices(9, 8))
+    rig.submit_all(choices(8, 8))
 
 
 def test_whoever_was_let_in_elsewhere_is_let_in_with_its_siblings() -> None:

@@ -224,6 +224,39 @@ def test_a_worker_is_asked_where_the_time_of_what_was_cancelled_went(pool: Limit
     asyncio.run(story())
 
 
+def test_what_a_worker_says_of_a_request_that_it_ended_is_told(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool, config=replace(CONFIG, slots=1)) as rig:
+            await rig.open(Ask(raw="hello", max_tokens=500))
+            rig.workers[0].turn()
+            stream = await rig.open(Ask(raw="late", queue_timeout_s=0.5))
+            rig.workers[0].turn()
+            rig.wait(1.0)
+            rig.run()
+            rig.finish(stream)
+            told = rig.explained[0]
+            assert told.error == "timed_out" and told.stages["wait:capacity"] > 0.4 > told.stages["transfer"]
+
+    asyncio.run(story())
+
+
+def test_time_without_a_worker_is_booked_once(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool) as rig:
+            stream = await rig.open(Ask(raw="hello", max_tokens=500))
+            for _ in range(5):
+                rig.workers[0].turn()
+            rig.workers[0].die()
+            rig.wait(30.0)
+            rig.service.cancel(stream, "disconnected")
+            rig.finish(stream)
+            told = rig.explained[0]
+            assert told.stages["route"] == pytest.approx(30.0, abs=0.1)
+            assert told.wall_s == pytest.approx(rig.clock.time_s)
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_what_no_worker_says_of_a_cancelled_request_is_guessed(
     pool: LimitedPool, monkeypatch: pytest.MonkeyPatch, is_lost: bool
@@ -238,9 +271,10 @@ def test_what_no_worker_says_of_a_cancelled_request_is_guessed(
             rig.service.cancel(stream, "disconnected")
             parting = rig.service.parting(stream)
             assert parting is not None
+            assert rig.service.explain("r1", CALLER).error == "disconnected", "it is explained meanwhile"
             if is_lost:
                 rig.workers[0].die()
-            await parting
+            await asyncio.wait_for(parting, 5.0)
             assert rig.service.parting(stream) is None
             rig.finish(stream)
             told = rig.explained[0]

@@ -18,6 +18,7 @@ from headrace.runner.torch.planes import FEW, STEP, RowPlanes
 PlanesOf = Callable[[int, int], RowPlanes]
 
 _STEP = np.float32(STEP)
+_TINY = torch.finfo(torch.float32).tiny
 # Weights that are quantised at a time: few enough to stay in a processor's cache.
 _SLICE = 1 << 18
 
@@ -40,7 +41,8 @@ def _quantise_rows(weight: Tensor, integers: Tensor, scales: Tensor) -> None:
     planes = integers.shape[0]
     low, high = torch.aminmax(weight, dim=1, keepdim=True)
     torch.maximum(high, low.neg_(), out=scales).div_(LARGEST if planes == 1 else LARGEST * STEP)
-    scales.masked_fill_(scales == 0.0, 1.0)
+    # Smaller rows count as zero: such a scale is not precise enough to keep integers within bounds.
+    scales.masked_fill_(scales < _TINY, 1.0)
     whole = weight.div(scales).round_()
     if planes == 1:
         integers[0] = whole

@@ -17,9 +17,9 @@ from headrace.runner.torch.planes import MARGIN, PEAK
 # Weights lie in -LARGEST..LARGEST. Kernels see rows as -128..127 and shift them to 0..255; processors that know nothing better
 # add two products of neighbours in 16 bits, and cut off what does not fit: 2 * 255 * 64 does.
 LARGEST = 64
-# Bytes that a kernel keeps of each weight.
-BYTES = {"fbgemm": 1, "onednn": 4, "wide": 4}
 _SLICE = 512
+# FBGEMM fills up to whole blocks of this many columns.
+_FBGEMM_BLOCK = 256
 
 
 class Kernel(Protocol):
@@ -39,7 +39,7 @@ class FbgemmKernel:
 
     def __init__(self, weight: Tensor) -> None:
         self._packed = _packed(weight, "fbgemm")
-        self.size_bytes = BYTES["fbgemm"] * weight.numel()
+        self.size_bytes = round(weight_bytes("fbgemm", weight.shape[1]) * weight.numel())
 
     def multiply(self, rows: Tensor) -> Tensor:
         product: Tensor = torch.ops.quantized.linear_dynamic(rows, self._packed)
@@ -53,11 +53,12 @@ class OneDnnKernel:
     one makes it pack them again, which takes longer than the product. So rows are filled up to one of a few counts.
     """
 
+    COPIES = 4
     FORMS = (2, 16, 32, 64)
 
     def __init__(self, weight: Tensor) -> None:
         self._packed = _packed(weight, "onednn")
-        self.size_bytes = BYTES["onednn"] * weight.numel()
+        self.size_bytes = round(weight_bytes("onednn", weight.shape[1]) * weight.numel())
 
     def multiply(self, rows: Tensor) -> Tensor:
         count = rows.shape[0]
@@ -77,7 +78,7 @@ class WideKernel:
         self._width = weight.shape[1]
         most = 2**24 // (PEAK * LARGEST)
         self._parts = [(start, _transposed(part)) for start, part in _cut(weight, most)]
-        self.size_bytes = BYTES["wide"] * weight.numel()
+        self.size_bytes = round(weight_bytes("wide", weight.shape[1]) * weight.numel())
 
     def multiply(self, rows: Tensor) -> Tensor:
         products = [rows[:, start : start + part.shape[0]] @ part for start, part in self._parts]
@@ -90,7 +91,17 @@ class WideKernel:
         return total.float()
 
 
-KERNELS: dict[str, KernelMaker] = {"fbgemm": FbgemmKernel, "onednn": OneDnnKernel, "wide": WideKernel}
+# Those that this processor has; the last one is right on every processor.
+KERNELS: dict[str, KernelMaker] = {"onednn": OneDnnKernel, "wide": WideKernel}
+if "fbgemm" in torch.backends.quantized.supported_engines:
+    KERNELS = {"fbgemm": FbgemmKernel, **KERNELS}
+
+
+def weight_bytes(name: str, width: int) -> float:
+    """What a kernel keeps of each weight of a matrix that is so wide."""
+    if name == "fbgemm":
+        return -(-(width + MARGIN) // _FBGEMM_BLOCK) * _FBGEMM_BLOCK / width
+    return 4.0 if name == "wide" else OneDnnKernel.COPIES * (width + MARGIN) / width
 
 
 def _packed(weight: Tensor, engine: str) -> object:

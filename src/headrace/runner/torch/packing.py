@@ -18,7 +18,7 @@ from headrace.runner.torch.experts import Experts
 from headrace.runner.torch.feed_forward import PlainFeedForward
 from headrace.runner.torch.int4 import GROUP, Int4Linear
 from headrace.runner.torch.int8 import Int8Linear
-from headrace.runner.torch.kernels import BYTES, LARGEST
+from headrace.runner.torch.kernels import LARGEST, weight_bytes
 from headrace.runner.torch.linear import Fp32Linear, Linear, Norm
 from headrace.runner.torch.planes import RowPlanes
 from headrace.runner.torch.rotation import Rotation
@@ -27,7 +27,7 @@ from headrace.weights.shape import ExpertShape, ModelShape
 
 _LAYER = "model.layers."
 
-# Planes of (activations, weights) by role: 8 bits each, or 15 and 14 where SmolLM2 needs them to choose the same token as
+# Planes of (activations, weights) by role: 8 and 7 bits, or 15 and 14 where SmolLM2 needs them to choose the same token as
 # fp32 at 97 positions of 100 (int8) or 93 (int4). In int4 only head and router have weight planes, the rest has
 # groups. A router is small, and another rounding of its scores may choose other experts: it has all bits, and integers,
 # whose sums no row count can move.
@@ -65,18 +65,18 @@ class Recipe(Struct, frozen=True):
 def packed_bytes(shape: ModelShape, recipe: Recipe) -> int:
     """About what packed weights take, from the shape alone."""
     total = 4.0 * shape.vocab_size * shape.hidden_size
-    for role, count in _role_sizes(shape).items():
+    for role, (count, width) in _role_sizes(shape).items():
         if recipe.dtype == "fp32":
             total += 4.0 * count
         elif recipe.dtype == "int4" and role not in _WIDE_ROLES:
             total += (0.5625 + 0.125) * count
         else:
-            total += BYTES[recipe.kernel] * PLANES[recipe.dtype][role][1] * count
+            total += weight_bytes(recipe.kernel, width) * PLANES[recipe.dtype][role][1] * count
     return int(total)
 
 
-def _role_sizes(shape: ModelShape) -> dict[str, int]:
-    """Weights of all layers by role."""
+def _role_sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
+    """Weights of all layers by role, and how wide their matrices are; of several widths the least."""
     hidden, layers = shape.hidden_size, shape.num_layers
     inner, routed = shape.num_dense_layers * shape.intermediate_size, 0
     if shape.experts is not None:
@@ -84,12 +84,12 @@ def _role_sizes(shape: ModelShape) -> dict[str, int]:
         inner += routed * shape.experts.inner_size
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     return {
-        "qkv": layers * hidden * (queries + 2 * keys),
-        "out": layers * hidden * queries,
-        "gate_up": hidden * 2 * inner,
-        "down": hidden * inner,
-        "router": hidden * routed,
-        "head": shape.vocab_size * hidden,
+        "qkv": (layers * hidden * (queries + 2 * keys), hidden),
+        "out": (layers * hidden * queries, queries),
+        "gate_up": (hidden * 2 * inner, hidden),
+        "down": (hidden * inner, min(shape.inner_sizes)),
+        "router": (hidden * routed, hidden),
+        "head": (shape.vocab_size * hidden, hidden),
     }
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from headrace.core.errors import InvalidInput
 from headrace.runner.torch.attention import CUTS, TILE, Cuts, fill_tile
 from headrace.runner.torch.int4 import GROUP, Int4Linear, has_native_kernel
-from headrace.runner.torch.kernels import KERNELS, LARGEST, Kernel
+from headrace.runner.torch.kernels import KERNELS, LARGEST, Kernel, weight_bytes
 from headrace.runner.torch.linear import padded_product
 from headrace.runner.torch.packing import Recipe
 from headrace.runner.torch.planes import PEAK, RowPlanes
@@ -24,10 +24,13 @@ from headrace.weights.shape import ModelShape
 DTYPES = ("auto", "fp32", "int8", "int4")
 # Row counts whose speed is measured: one sequence, a few, a full table, a chunk.
 ROWS = (1, 2, 4, 8, 32, 256)
+_MANY_ROWS = 200
 _CHECKED_ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 64)
 _MIN_ROWS = (2, 4, 16, 32)
 # Positions whose attention is compared: around every border at which a library is known to cut its sums.
 _LASTS = (0, 10, 31, 32, 63, 95, 130, 200, 255, 256, 300, 383, 400, 511, 512, 700, 1100)
+# How much quicker a kernel must be that keeps more of a weight.
+_CLEARLY = 1.3
 # Bits of a stored weight, scales included, below which it was stored in four.
 _FEW_BITS = 6.5
 
@@ -52,7 +55,7 @@ class Choice(Struct, frozen=True):
 
 def choose(shape: ModelShape, dtype: str = "auto", *, stored_bits: float = 32.0, brief: bool = False) -> Choice:
     """Measures for a second or two. What is computed does not depend on the clock; how fast it is may. A `brief` one tries
-    only what the choice hangs on: where it will be int8, its figures are those of integer kernels that are exact."""
+    only what the choice hangs on: where it will be int8, its figures are those of integer kernels, if they are exact."""
     if dtype not in DTYPES:
         raise InvalidInput(f"dtype must be one of {', '.join(DTYPES)}", param="dtype")
     with torch.inference_mode():
@@ -66,7 +69,7 @@ def _choose(shape: ModelShape, dtype: str, stored_bits: float, brief: bool) -> C
     integer = [_measure_integer(name, shape, brief) for name in quick]
     exact = [figure for figure in integer if figure.exact]
     # The last kernel is right everywhere, and slow: it serves where nothing else does.
-    kernel = _quickest(exact) if exact else last
+    kernel = _quickest(exact, shape.hidden_size) if exact else last
     if not (brief and exact):
         integer.append(_measure_integer(last, shape, brief))
     figures = integer.copy()
@@ -81,7 +84,7 @@ def _choose(shape: ModelShape, dtype: str, stored_bits: float, brief: bool) -> C
             figures.append(int4)
     refused = ", ".join(figure.name for figure in integer if not figure.exact)
     if refused:
-        reasons.append(f"missing or not exact on this processor, hence not used for int8: {refused}")
+        reasons.append(f"not exact on this processor, hence not used for int8: {refused}")
     cuts, attends = _cuts(shape)
     if not cuts.wide:
         reasons.append("attention is computed token by token: larger products round otherwise on this processor")
@@ -108,7 +111,8 @@ def _is_integer(shape: ModelShape, dtype: str, stored_bits: float, sums: KernelF
 def _measure_integer(name: str, shape: ModelShape, brief: bool) -> KernelFigure:
     """Exact with the model's widest sums, timed on its largest layer matrix."""
     try:
-        exact = all(is_exact(name, width) for width in {shape.hidden_size, *shape.inner_sizes})
+        widths = {shape.hidden_size, shape.num_heads * shape.head_dim, *shape.inner_sizes}
+        exact = all(is_exact(name, width) for width in widths)
         if brief and not exact:
             return KernelFigure(name, False, ())
         kernel = KERNELS[name](_integers(2 * shape.inner_sizes[0], shape.hidden_size, LARGEST).to(torch.int8))
@@ -123,8 +127,8 @@ def is_exact(name: str, width: int) -> bool:
     weight = _integers(48, width, LARGEST)
     weight[0], weight[1] = LARGEST, -LARGEST
     kernel: Kernel = KERNELS[name](weight.to(torch.int8))
-    planes = RowPlanes(max(_CHECKED_ROWS), width, 1)
-    for count in _CHECKED_ROWS:
+    planes = RowPlanes(_MANY_ROWS, width, 1)
+    for count in (*_CHECKED_ROWS, _MANY_ROWS):
         rows = _integers(count, width, PEAK)
         rows[0] = PEAK
         rows[:, 0] = -PEAK
@@ -135,9 +139,17 @@ def is_exact(name: str, width: int) -> bool:
     return True
 
 
-def _quickest(figures: Sequence[KernelFigure]) -> str:
-    """On the whole: every kernel keeps weights of its own, and one set of them is enough."""
-    return min(figures, key=lambda figure: math.prod(figure.micros)).name
+def _quickest(figures: Sequence[KernelFigure], width: int) -> str:
+    """On the whole: every kernel keeps weights of its own, and one set of them is enough. The one that keeps the least is left
+    only for one that is clearly quicker."""
+    kept = {figure.name: weight_bytes(figure.name, width) for figure in figures}
+    least = min(kept.values())
+
+    def score(figure: KernelFigure) -> float:
+        mean = math.prod(figure.micros) ** (1.0 / len(figure.micros))
+        return mean if kept[figure.name] == least else mean * _CLEARLY
+
+    return min(figures, key=score).name
 
 
 def _min_rows(shape: ModelShape) -> int | None:

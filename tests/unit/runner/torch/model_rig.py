@@ -3,7 +3,6 @@
 `Desk` drives a runner through real plans: it hands out blocks, chunks prompts and keeps every logit.
 """
 
-import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from headrace.core.config import EngineConfig
 from headrace.core.plan import Plan, SlotStart, StepResult
 from headrace.core.request import SamplingParams
 from headrace.runner.torch.attention import CUTS, Cuts
+from headrace.runner.torch.kernels import KERNELS
 from headrace.runner.torch.packing import Recipe
 from headrace.runner.torch.runner import TorchRunner
 from headrace.weights.checkpoint import Checkpoint
@@ -29,7 +29,7 @@ from headrace.weights.weight_file import StoredTensor
 from tests.unit.runner.plans import plan
 
 # The quick kernels for integers that this processor has.
-QUICK = ("fbgemm", "onednn") if platform.machine() == "x86_64" else ("onednn",)
+QUICK = tuple(KERNELS)[:-1]
 GREEDY = SamplingParams(temperature=0.0)
 
 _SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 160, "max_position_embeddings": 2048}

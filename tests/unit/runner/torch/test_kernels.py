@@ -1,7 +1,5 @@
 """Integer kernels, planes, groups and rotations, each against plain arithmetic."""
 
-import platform
-
 import pytest
 import torch
 
@@ -17,8 +15,6 @@ from headrace.runner.torch.rotation import Rotation
 @pytest.mark.parametrize("name", KERNELS)
 def test_sums_are_exact_up_to_the_largest(name: str, width: int) -> None:
     torch.manual_seed(0)
-    if name == "fbgemm" and platform.machine() != "x86_64":
-        pytest.skip("only x86 has it")
     weight = torch.randint(-LARGEST, LARGEST + 1, (40, width))
     weight[0], weight[1] = LARGEST, -LARGEST
     kernel = KERNELS[name](weight.to(torch.int8))
@@ -81,6 +77,20 @@ def test_weights_are_quantised_slice_by_slice_as_in_one_piece(planes: int, monke
         assert all(torch.equal(*each) for each in zip(quantise(weight, planes, factors), whole, strict=True))
     assert whole[0].shape == (planes * 37, 50) and whole[1][4] == 1.0
     assert whole[0][:37].abs().amax(1).tolist() == [LARGEST if row != 4 else 0 for row in range(37)]
+
+
+@pytest.mark.parametrize("planes", [1, 2])
+@pytest.mark.parametrize("peak", [1.3e-43, 2e-43, 1e-40, 1e-36, 1e-30])
+def test_the_smallest_weights_stay_within_bounds(planes: int, peak: float) -> None:
+    integers, scales = quantise(torch.rand(20, 30) * peak, planes)
+    assert integers.abs().max() <= LARGEST and (scales > 0.0).all()
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("shape", [(6144, 576), (1152, 1536), (32, 64)])
+def test_what_is_kept_of_a_matrix_is_known_from_its_shape(name: str, shape: tuple[int, int]) -> None:
+    kept = KERNELS[name](torch.zeros(shape, dtype=torch.int8)).size_bytes
+    assert kept == round(kernels.weight_bytes(name, shape[1]) * shape[0] * shape[1]) >= shape[0] * shape[1]
 
 
 @pytest.mark.parametrize("size", [1, 7, 64])

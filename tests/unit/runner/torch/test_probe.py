@@ -57,12 +57,15 @@ def test_without_any_fast_kernel_the_wide_one_serves(monkeypatch: pytest.MonkeyP
     assert choose(shape(), "int8").recipe.kernel == "wide"
 
 
-def test_of_exact_kernels_the_one_that_is_quickest_on_the_whole_serves() -> None:
-    slow, quick, mixed = (
-        KernelFigure(name, True, micros)
-        for name, micros in (("slow", (2.0, 4.0)), ("quick", (1.0, 3.0)), ("mixed", (0.9, 4.0)))
-    )
-    assert probe._quickest([slow, quick, mixed]) == "quick"
+@pytest.mark.parametrize(
+    ("lean", "heavy", "chosen"),
+    [((2.0, 4.0), (2.1, 3.9), "fbgemm"), ((2.0, 4.0), (1.9, 3.8), "fbgemm"), ((2.0, 4.0), (1.9, 2.0), "onednn")],
+)
+def test_of_exact_kernels_the_leanest_serves_unless_another_is_clearly_quicker(
+    lean: tuple[float, ...], heavy: tuple[float, ...], chosen: str
+) -> None:
+    figures = [KernelFigure("onednn", True, heavy), KernelFigure("fbgemm", True, lean)]
+    assert probe._quickest(figures, 576) == chosen
 
 
 def test_int4_without_its_kernel_is_served_as_int8(monkeypatch: pytest.MonkeyPatch) -> None:
