@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headrace.core.closed_set import possible
-from headrace.core.config import Config, ModelConfig, check_config
+from headrace.core.config import DEVICES, DTYPES, Config, ModelConfig, check_config
 from headrace.core.errors import InvalidInput
 
 DEFAULT_ALIAS = "default"
@@ -104,6 +104,9 @@ def _at_folder(config: Config, folder: Path) -> Config:
 
 
 def _with_flags(config: Config, flags: Flags) -> Config:
+    for flag, value, known in (("--device", flags.device, DEVICES), ("--dtype", flags.dtype, DTYPES)):
+        if value is not None and value not in known:
+            raise InvalidInput(f"{flag} must be one of {', '.join(known)}", param=flag)
     gateway = replace(config.gateway, **_said(flags, _GATEWAY_FLAGS))
     models = config.models
     if flags.models or not models:

@@ -116,7 +116,7 @@ class Voice:
         """Prompt tokens that did not have to be computed. That a worker was lost changes nothing of them."""
         if self.end is not None and not self.num_replayed:
             return self.end.counters.prompt_cached
-        return 0 if self.finish is None else self.num_cached
+        return self.num_cached
 
     @property
     def is_fresh(self) -> bool:

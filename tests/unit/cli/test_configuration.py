@@ -70,7 +70,10 @@ def test_device_and_dtype_are_the_files_unless_a_flag_says_otherwise(tmp_path: P
     path = written(tmp_path, '[[models]]\nname = "a"\ndevice = "cpu"\ndtype = "fp32"\n')
     found = [resolve_config(path, flags).models[0] for flags in (Flags(), Flags(dtype="int8"), Flags(device="auto"))]
     assert [(model.device, model.dtype) for model in found] == [("cpu", "fp32"), ("cpu", "int8"), ("auto", "fp32")]
-    assert refusal(None, Flags(dtype="int2")).param == "models[0].dtype"
+    assert [refusal(None, flags).param for flags in (Flags(dtype="int2"), Flags(device="gpu"))] == [
+        "--dtype",
+        "--device",
+    ]
 
 
 def test_the_level_of_the_log_is_the_files_unless_a_flag_says_otherwise(tmp_path: Path) -> None:

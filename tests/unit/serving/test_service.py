@@ -224,6 +224,20 @@ def test_a_worker_is_asked_where_the_time_of_what_was_cancelled_went(pool: Limit
     asyncio.run(story())
 
 
+def test_what_was_cut_off_says_what_of_its_prompt_was_cached(pool: LimitedPool) -> None:
+    async def story() -> None:
+        with network_rig(pool) as rig:
+            ask = Ask(raw="the same prompt", max_tokens=50)
+            await rig.say(ask)
+            stream = await rig.open(ask)
+            for _ in range(3):
+                rig.workers[0].turn()
+            rig.service.cancel(stream, "disconnected")
+            assert stream.ending is not None and stream.ending.usage.cached_tokens == 12
+
+    asyncio.run(story())
+
+
 def test_what_a_worker_says_of_a_request_that_it_ended_is_told(pool: LimitedPool) -> None:
     async def story() -> None:
         with network_rig(pool, config=replace(CONFIG, slots=1)) as rig:
