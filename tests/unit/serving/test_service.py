@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Awaitable
 
 import pytest
 from msgspec.structs import replace
@@ -25,11 +26,13 @@ from headrace.serving import service
 from headrace.serving.ask import Ask
 from headrace.serving.order import Order
 from headrace.streams.record import Usage
+from headrace.streams.stream import Stream
 from headrace.text.limited import LimitedPool
 from tests.unit.serving.network_rig import (
     CALLER,
     CONFIG,
     TOKENIZER,
+    NetworkRig,
     PlainDialect,
     finishes,
     ids_of,
@@ -200,15 +203,21 @@ def test_cancelling_frees_the_worker_and_ends_the_stream_once(pool: LimitedPool)
     asyncio.run(story())
 
 
+async def cut_off(rig: NetworkRig) -> tuple[Stream, Awaitable[None]]:
+    """A stream that was cancelled after ten steps, and what is to be waited for then."""
+    stream = await rig.open(Ask(raw="hello", max_tokens=500, n=2))
+    for _ in range(10):
+        rig.workers[0].turn()
+    rig.service.cancel(stream, "disconnected")
+    parting = rig.service.parting(stream)
+    assert parting is not None
+    return stream, parting
+
+
 def test_a_worker_is_asked_where_the_time_of_what_was_cancelled_went(pool: LimitedPool) -> None:
     async def story() -> None:
         with network_rig(pool) as rig:
-            stream = await rig.open(Ask(raw="hello", max_tokens=500, n=2))
-            for _ in range(10):
-                rig.workers[0].turn()
-            rig.service.cancel(stream, "disconnected")
-            parting = rig.service.parting(stream)
-            assert parting is not None
+            stream, parting = await cut_off(rig)
             waiting = asyncio.ensure_future(parting)
             await asyncio.sleep(0)
             assert not waiting.done()
@@ -279,12 +288,7 @@ def test_what_no_worker_says_of_a_cancelled_request_is_guessed(
 
     async def story() -> None:
         with network_rig(pool) as rig:
-            stream = await rig.open(Ask(raw="hello", max_tokens=500, n=2))
-            for _ in range(10):
-                rig.workers[0].turn()
-            rig.service.cancel(stream, "disconnected")
-            parting = rig.service.parting(stream)
-            assert parting is not None
+            stream, parting = await cut_off(rig)
             assert rig.service.explain("r1", CALLER).error == "disconnected", "it is explained meanwhile"
             if is_lost:
                 rig.workers[0].die()

@@ -75,7 +75,6 @@ class WideKernel:
     """Integers in float32: right on every processor. Cut along the width so that every partial sum is exact."""
 
     def __init__(self, weight: Tensor) -> None:
-        self._width = weight.shape[1]
         most = 2**24 // (PEAK * LARGEST)
         self._parts = [(start, _transposed(part)) for start, part in _cut(weight, most)]
         self.size_bytes = round(weight_bytes("wide", weight.shape[1]) * weight.numel())
