@@ -58,13 +58,10 @@ class Flight:
         laid, answer = self.laid, self.envelope.found
         rows, width = len(self.plan.slots), laid.layout.num_samples
         verdicts = answer.view(np.uint8)[4 * width : 5 * width]
-        if laid.layout.tokens == 0:
-            tokens, found = answer[:rows].copy(), verdicts[:rows].copy()
-        else:
-            samples = len(laid.sampling)
-            tokens, found = np.full(rows, -1, np.int32), np.zeros(rows, np.uint8)
-            tokens[laid.sampling] = answer[:samples]
-            found[laid.sampling] = verdicts[:samples]
+        samples = len(laid.sampling)
+        tokens, found = np.full(rows, -1, np.int32), np.zeros(rows, np.uint8)
+        tokens[laid.sampling] = answer[:samples]
+        found[laid.sampling] = verdicts[:samples]
         if len(laid.chunks):
             # Whatever token could be chosen after it: a chunk that is not finite must not reach the prefix cache.
             bad = answer[answer_words(width) :][: len(laid.chunks)] > 0

@@ -107,7 +107,8 @@ class HostSlots:
             raise MemoryCorrupted(
                 f"slot {slot}: {len(ids)} ids in {len(start.blocks)} blocks are more than the context"
             )
-        in_range = len(ids) > 0 and 0 <= ids.min() <= ids.max() < config.vocab_size
+        # As they have no sign then, those below zero are the largest.
+        in_range = len(ids) > 0 and int(ids.view(np.uint64).max()) < config.vocab_size
         self.failed[slot] = RowStatus.OK if in_range else RowStatus.OUT_OF_RANGE
         # The row of a failed slot runs, is not believed, and must only do no harm.
         self.ids[slot, : len(ids)] = ids if in_range else np.clip(ids, 0, config.vocab_size - 1)

@@ -1,7 +1,7 @@
 """A plan written into a packet: what one step sends to the device, in one run of int32 words.
 
-All of it is arithmetic over whole arrays. What a layout has room for and the plan does not fill is padding: slot -1,
-owner -1, tile -1, without effect.
+All of it is arithmetic over whole arrays, but for a look at each chunk. What a layout has room for and the plan does not
+fill is padding: slot -1, owner -1, tile -1, without effect.
 """
 
 from dataclasses import dataclass
@@ -29,20 +29,22 @@ class Laid:
     firsts: NDArray[np.intp]
 
 
-def decode_packet(plan: Plan, layout: Layout, words: IntArray) -> None:
+def decode_packet(plan: Plan, layout: Layout, words: IntArray) -> Laid:
     """Rows of a step in which every row is fed by the device."""
-    count = len(plan.slots)
+    order = longest_first(plan.starts)
     part = _parts(layout, words)
-    part["slots"][:count] = plan.slots
-    part["slots"][count:] = -1
-    np.add(plan.starts, plan.counts, out=part["ends"][:count])
-    part["ends"][count:] = 1
+    _head(part["slots"], plan.slots[order], -1)
+    _head(part["ends"], plan.starts[order] + 1, 1)
+    by_row = np.empty_like(order)
+    by_row[order] = np.arange(len(order))
+    return Laid(layout, order, order[:0], by_row)
 
 
 def mixed_packet(plan: Plan, slots: HostSlots, choice: LayoutChoice, words: IntArray) -> Laid:
     """Rows, tokens, tiles and samples of any step."""
     fed = slots.fed_by_device(plan)
     decodes = np.flatnonzero(fed)
+    decodes = decodes[longest_first(plan.starts[decodes])]
     chunks = np.flatnonzero(~fed)
     order = np.concatenate((decodes, chunks))
     row_slots, starts, counts = plan.slots[order], plan.starts[order], plan.counts[order]
@@ -53,15 +55,20 @@ def mixed_packet(plan: Plan, slots: HostSlots, choice: LayoutChoice, words: IntA
         layout = replace(layout, whole=True)
     part = _parts(layout, words)
     firsts = np.cumsum(counts) - counts
-    positions = np.arange(tokens, dtype=np.int32) + np.repeat((starts - firsts).astype(np.int32), counts)
     rows = np.concatenate((np.arange(num_decodes), np.arange(layout.decodes, layout.decodes + num_chunks)))
     _fill(part["slots"], -1, rows, row_slots)
     _fill(part["ends"], 1, rows, ends)
-    ids = slots.ids.reshape(-1).take(np.repeat(row_slots.astype(np.intp) * slots.ids.shape[1], counts) + positions)
-    ids[:num_decodes] = -1
-    _head(part["ids"], ids, 0)
-    _head(part["positions"], positions, 0)
-    _head(part["owners"], np.repeat(rows.astype(np.int32), counts), -1)
+    part["ids"][:num_decodes] = -1
+    part["positions"][:num_decodes] = starts[:num_decodes]
+    part["owners"][:num_decodes] = rows[:num_decodes]
+    described = (column[num_decodes:].tolist() for column in (firsts, row_slots, starts, ends, rows))
+    for first, slot, start, end, row in zip(*described, strict=True):
+        held = slice(first, first + end - start)
+        part["ids"][held] = slots.ids[slot, start:end]
+        part["positions"][held] = np.arange(start, end, dtype=np.int32)
+        part["owners"][held] = row
+    for name, padding in (("ids", 0), ("positions", 0), ("owners", -1)):
+        part[name][tokens:] = padding
     _head(part["offsets"], np.append(firsts[num_decodes:], tokens), tokens)
     _head(part["prior"], starts[num_decodes:], 0)
     tile_rows, spread = (choice.fresh_rows, 0) if layout.fresh else (choice.tile_rows, choice.spread)
@@ -73,6 +80,11 @@ def mixed_packet(plan: Plan, slots: HostSlots, choice: LayoutChoice, words: IntA
     by_row = np.empty(len(order), np.intp)
     by_row[order] = firsts
     return Laid(layout, order[places], chunks, by_row)
+
+
+def longest_first(starts: IntArray) -> NDArray[np.intp]:
+    """The order of rows or tiles at these positions: attention begins with those that read most, so that none is late."""
+    return np.argsort(-starts, kind="stable")
 
 
 def padding_packet(layout: Layout, words: IntArray) -> None:
@@ -105,25 +117,30 @@ def _head(part: IntArray, values: NDArray[np.signedinteger], padding: int) -> No
 
 def list_tiles(counts: IntArray, prior: IntArray, tile_rows: int, spread: int) -> IntArray:
     """[m, 4]: chunk, which `tile_rows` of its tokens, and which part of how many of what they read; those that read most
-    come first, so that none is late. Those that are few are cut into parts; a card computes `spread` of them at once."""
+    come first. Those that are few are cut into parts; a card computes `spread` of them at once."""
     each = -(-counts // tile_rows)
     chunk = np.repeat(np.arange(len(counts), dtype=np.int32), each)
     tile = np.arange(len(chunk), dtype=np.int32) - (np.cumsum(each) - each).astype(np.int32)[chunk]
     before = prior[chunk] + tile * np.int32(tile_rows)
-    order = np.argsort(-before, kind="stable")
+    order = longest_first(before)
     parts = _parts_of(before[order], spread)
-    entry = np.repeat(order, parts)
-    part = np.arange(len(entry)) - np.repeat(np.cumsum(parts) - parts, parts)
-    return np.stack((chunk[entry], tile[entry], part, np.repeat(parts, parts)), 1).astype(np.int32)
+    entry = order if parts is None else np.repeat(order, parts)
+    listed = np.empty((len(entry), 4), np.int32)
+    listed[:, 0] = chunk[entry]
+    listed[:, 1] = tile[entry]
+    listed[:, 2:] = 0, 1
+    if parts is not None:
+        listed[:, 2] = np.arange(len(entry)) - np.repeat(np.cumsum(parts) - parts, parts)
+        listed[:, 3] = np.repeat(parts, parts)
+    return listed
 
 
-def _parts_of(before: IntArray, spread: int) -> NDArray[np.intp]:
+def _parts_of(before: IntArray, spread: int) -> NDArray[np.intp] | None:
     """Into how many parts tiles are cut that read so much, longest first: into parts of about one length, that one by which
-    all is done soonest."""
-    whole = np.ones(len(before), np.intp)
+    all is done soonest. None: each stays whole."""
     most = min(int(before[0]) // _LEAST_PART, MOST_ROUNDS * spread) if len(before) else 0
     if most < 2 or len(before) > MOST_ROUNDS * spread:
-        return whole
+        return None
     lengths = before[0] / np.arange(1, 1 + most)
     cut = np.rint(before / lengths[:, None]).astype(np.intp)
     parts, total = np.maximum(cut, 1), cut.sum(1)

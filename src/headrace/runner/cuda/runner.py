@@ -94,7 +94,6 @@ class CudaRunner:
         self._space: Workspace
         self._envelopes: deque[Envelope] = deque()
         self._flights: deque[Flight] = deque()
-        self._numbers = np.arange(config.slots)
         # By a machine of the same sizes, which is all that compiling asks for: that one has a layer of each kind.
         self._is_rehearsed = False
         # Whose steps take no memory.
@@ -343,8 +342,7 @@ class CudaRunner:
         choice, rows = self._machine.choice, len(plan.slots)
         if np.count_nonzero(self._slots.fed_by_device(plan)) == rows:
             layout = choice.decode(rows)
-            decode_packet(plan, layout, envelope.words)
-            return Laid(layout, self._numbers[:rows], self._numbers[:0], self._numbers[:rows])
+            return decode_packet(plan, layout, envelope.words)
         total = int(plan.counts.sum())
         if total > choice.max_tokens:
             raise RunnerFailed(f"{total} tokens are more than max_step_tokens, {choice.max_tokens}")

@@ -4,6 +4,7 @@ Owns the addresses and the bits of settings. Knows neither tensors nor plans.
 """
 
 import math
+import struct
 
 import numpy as np
 from msgspec import Struct
@@ -19,6 +20,7 @@ _COLDEST = 1e-5
 # whose keys and values exist after the step at hand, which is also the place of the token that it samples.
 FIELDS = ("lengths", "last", "temperature", "top_k", "top_p", "min_p")
 _PARAMS = ("temperature", "top_k", "top_p", "min_p")
+_SETTINGS = struct.Struct("=qfiff")
 
 
 class SlotWords(Struct, frozen=True):
@@ -44,8 +46,7 @@ class SlotWords(Struct, frozen=True):
         slot, blocks = start.slot, np.array(start.blocks, np.int32)
         params = settings(start.sampling, start.choice, vocab_size)
         pairs = np.empty((len(params) + 1 + len(blocks), 2), np.int32)
-        pairs[0:2, 0] = (2 * slot, 2 * slot + 1)
-        pairs[2:6, 0] = [self.at(name) + slot for name in _PARAMS]
+        pairs[:6, 0] = (2 * slot, 2 * slot + 1, *(self.at(name) + slot for name in _PARAMS))
         pairs[:6, 1] = params
         last = start.ids[-1] if start.ids else 0
         pairs[6] = (self.at("last") + slot, min(max(last, 0), vocab_size - 1))
@@ -57,14 +58,11 @@ class SlotWords(Struct, frozen=True):
 def settings(sampling: SamplingParams, choice: int, vocab_size: int) -> IntArray:
     """Seed (two words, low first), temperature, top-k, top-p and min-p as words. Temperature 0: the likeliest id.
     top-k 0, top-p 1 and min-p 0 are off."""
-    drawn = is_drawn(sampling)
-    words = np.zeros(6, np.int32)
-    words[:2].view(np.int64)[0] = luck.key(sampling.seed, choice)
-    words[2] = _bits(sampling.temperature if drawn else 0.0)
-    words[3] = sampling.top_k if sampling.top_k < vocab_size else 0
-    words[4] = _bits(sampling.top_p)
-    words[5] = _bits(sampling.min_p)
-    return words
+    temperature = sampling.temperature if is_drawn(sampling) else 0.0
+    assert all(map(math.isfinite, (temperature, sampling.top_p, sampling.min_p)))
+    top_k = sampling.top_k if sampling.top_k < vocab_size else 0
+    key = luck.key(sampling.seed, choice)
+    return np.frombuffer(_SETTINGS.pack(key, temperature, top_k, sampling.top_p, sampling.min_p), np.int32)
 
 
 def is_drawn(sampling: SamplingParams) -> bool:
@@ -82,11 +80,6 @@ def is_special(sampling: SamplingParams) -> bool:
         or sampling.logit_bias
         or penalties.asks(sampling)
     )
-
-
-def _bits(value: float) -> int:
-    assert math.isfinite(value)
-    return int(np.float32(value).view(np.int32))
 
 
 WordArray = NDArray[np.int32]

@@ -151,11 +151,13 @@ def test_more_blocks_than_the_context_holds_are_refused(slots: HostSlots) -> Non
         slots.update(plan(2, grown=[(0, 60)]))
 
 
-def test_a_decode_packet_is_padded_to_its_bucket() -> None:
+def test_a_decode_packet_has_the_longest_rows_first_and_is_padded_to_its_bucket() -> None:
     words = np.full(64, 99, np.int32)
     layout = Layout(4, 4)
-    decode_packet(plan(0, [(5, 9, 1, True), (2, 30, 1, True), (0, 1, 1, True)]), layout, words)
-    assert words[HEADER : layout.changes_at].tolist() == [5, 2, 0, -1, 10, 31, 2, 1]
+    laid = decode_packet(plan(0, [(5, 9, 1, True), (2, 30, 1, True), (0, 1, 1, True)]), layout, words)
+    assert words[HEADER : layout.changes_at].tolist() == [2, 5, 0, -1, 31, 10, 2, 1]
+    assert laid.layout is layout and laid.sampling.tolist() == [1, 0, 2]
+    assert laid.firsts.tolist() == [1, 0, 2] and not len(laid.chunks)
     end = put_changes(words, layout.changes_at, np.array([[3, 4], [5, 6]], np.int32))
     assert words[0] == 2 and words[layout.changes_at : end].tolist() == [3, 4, 5, 6]
 
@@ -170,7 +172,7 @@ def _sections(made: Plan, slots: HostSlots) -> tuple[Laid, dict[str, list[int]]]
 
 def test_decode_rows_come_first_and_chunks_bring_their_ids(slots: HostSlots) -> None:
     slots.update(plan(0, begun=[begin(slot, range(10 * slot, 10 * slot + 9), (1, 2, 3)) for slot in range(5)]))
-    made = plan(1, [(1, 2, 5, False), (3, 20, 1, True), (2, 3, 6, True), (4, 4, 1, False), (0, 8, 1, True)])
+    made = plan(1, [(1, 2, 5, False), (0, 8, 1, True), (2, 3, 6, True), (4, 4, 1, False), (3, 20, 1, True)])
     laid, part = _sections(made, slots)
     assert part["slots"] == [3, 0, -1, -1, -1, -1, 1, 2, 4, -1, -1, -1]
     assert part["ends"] == [21, 9, 1, 1, 1, 1, 7, 9, 5, 1, 1, 1]
@@ -186,9 +188,9 @@ def test_decode_rows_come_first_and_chunks_bring_their_ids(slots: HostSlots) -> 
     assert tiles[0] == (1, 1)
     assert part["places"][:3] == [0, 1, 12]
     assert part["sampled"] == [3, 0, 2, -1, -1, -1]
-    assert laid.sampling.tolist() == [1, 4, 2]
+    assert laid.sampling.tolist() == [4, 1, 2]
     assert laid.chunks.tolist() == [0, 2, 3]
-    assert laid.firsts.tolist() == [2, 0, 7, 13, 1]
+    assert laid.firsts.tolist() == [2, 1, 7, 13, 0]
 
 
 def test_few_tiles_with_much_before_them_are_cut_to_fill_the_card() -> None:

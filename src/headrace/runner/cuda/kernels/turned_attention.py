@@ -43,7 +43,7 @@ def turned_attention(
     assert scratch.stats.numel() >= 2 * pieces and scratch.tickets.numel() >= rows * kv_heads
     normed, early = q_norm is not None, starts_early(qkv.device)
     assert normed == (k_norm is not None)
-    _turned[(rows, kv_heads, config.splits)](
+    _turned[(kv_heads, rows, config.splits)](
         out,
         qkv,
         cos,
@@ -124,7 +124,7 @@ def _turned(
     early: tl.constexpr,
 ):
     let_next_start(early)
-    row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots + row)
     length = tl.load(lengths + slot, mask=slot >= 0, other=0)
     # Positions that lie in memory.
