@@ -35,6 +35,7 @@ class StepViews:
     offsets: Tensor
     prior: Tensor
     tiles: Tensor
+    fresh: Tensor
     places: Tensor
     sampled: Tensor
     scratch: Any
@@ -52,6 +53,7 @@ class StepViews:
             part["offsets"],
             part["prior"],
             part["tiles"].view(-1, 4),
+            part["fresh"].view(-1, 4),
             part["places"],
             part["sampled"] if layout.tokens else slots,
             scratch,
@@ -286,9 +288,8 @@ class Decoder:
                 step.scratch,
             )
         if step.layout.fresh:
-            rows = space.qkv[:tokens]
-            ops.fresh_attention(attended, queries, rows, step.offsets, step.tiles, self._scale)
-        elif step.layout.chunks:
+            ops.fresh_attention(attended, queries, space.qkv[:tokens], step.offsets, step.fresh, self._scale)
+        if step.layout.tiles:
             ops.prefill_attention(
                 attended,
                 queries,
@@ -325,7 +326,7 @@ class Decoder:
             self._pool.keys[index],
             self._pool.values[index],
             row_factors=row_factors,
-            in_place=step.layout.fresh,
+            in_place=step.layout.fresh > 0,
         )
 
     def _pass_one(self, index: int, layer: LayerWeights, step: StepViews, slots: DeviceSlots) -> None:

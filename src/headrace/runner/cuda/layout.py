@@ -20,8 +20,8 @@ _ALIGNED = 4
 class Layout(Struct, frozen=True):
     """How many entries each section has, padding included. Rows are decode rows, then chunks. A step of decode rows alone
     has no tokens, tiles or samples sections: its rows are its tokens, and all of them sample. `whole`: somebody asks for
-    the last states of all tokens, and not only of those that sample. `fresh`: all its rows are chunks that begin their
-    sequences."""
+    the last states of all tokens, and not only of those that sample. `fresh` are tiles of chunks that begin their sequences,
+    `tiles` those of the others, or of all where none are `fresh`."""
 
     rows: int
     decodes: int
@@ -29,7 +29,7 @@ class Layout(Struct, frozen=True):
     tiles: int = 0
     samples: int = 0
     whole: bool = False
-    fresh: bool = False
+    fresh: int = 0
 
     @property
     def chunks(self) -> int:
@@ -64,6 +64,7 @@ def _sections(layout: Layout) -> dict[str, tuple[int, int]]:
         ("offsets", layout.chunks + 1 if layout.tokens else 0),
         ("prior", layout.chunks),
         ("tiles", 4 * layout.tiles),
+        ("fresh", 4 * layout.fresh),
         ("places", layout.samples),
         ("sampled", layout.samples),
         ("changes", 0),
@@ -77,7 +78,7 @@ def _sections(layout: Layout) -> dict[str, tuple[int, int]]:
 
 class LayoutChoice(Struct, frozen=True):
     """The layouts that steps of an engine run in. Tiles of a step that are few are cut into parts; `spread` of them are
-    computed at once. Steps of `fresh_tokens` and more that are fresh have tiles of `fresh_rows`, which stay whole."""
+    computed at once. In steps of `fresh_tokens` and more, chunks that begin have tiles of `fresh_rows`, which stay whole."""
 
     slots: int
     max_tokens: int
@@ -96,8 +97,8 @@ class LayoutChoice(Struct, frozen=True):
         begin their sequences."""
         for bucket in token_buckets(self.max_tokens, shared=decodes > 0):
             if bucket >= tokens and chunk_bucket(bucket, self.slots) >= chunks:
-                begins = fresh and not decodes and self._has_fresh(bucket)
-                return self._fresh(bucket) if begins else self._mixed(bucket, decodes > 0)
+                is_fresh = fresh and not decodes and self._has_fresh(bucket)
+                return self._fresh(bucket) if is_fresh else self._mixed(bucket, decodes > 0)
         # Every row of the largest bucket may be a chunk of a token or two.
         return self._layout(self.max_tokens, self.slots, self.slots)
 
@@ -121,8 +122,12 @@ class LayoutChoice(Struct, frozen=True):
 
     def _fresh(self, tokens: int) -> Layout:
         chunks = chunk_bucket(tokens, self.slots)
-        return Layout(chunks, 0, tokens, -(-tokens // self.fresh_rows) + chunks, min(self.slots, chunks), fresh=True)
+        return Layout(chunks, 0, tokens, samples=min(self.slots, chunks), fresh=self._fresh_tiles(tokens, chunks))
+
+    def _fresh_tiles(self, tokens: int, chunks: int) -> int:
+        return -(-tokens // self.fresh_rows) + chunks if self._has_fresh(tokens) else 0
 
     def _layout(self, tokens: int, decodes: int, chunks: int) -> Layout:
         tiles = -(-tokens // self.tile_rows) + chunks + MOST_ROUNDS * self.spread
-        return Layout(decodes + chunks, decodes, tokens, tiles, min(self.slots, decodes + chunks))
+        samples, fresh = min(self.slots, decodes + chunks), self._fresh_tiles(tokens, chunks)
+        return Layout(decodes + chunks, decodes, tokens, tiles, samples, fresh=fresh)

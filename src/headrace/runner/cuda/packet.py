@@ -70,10 +70,14 @@ def mixed_packet(plan: Plan, slots: HostSlots, choice: LayoutChoice, words: IntA
     for name, padding in (("ids", 0), ("positions", 0), ("owners", -1)):
         part[name][tokens:] = padding
     _head(part["offsets"], np.append(firsts[num_decodes:], tokens), tokens)
-    _head(part["prior"], starts[num_decodes:], 0)
-    tile_rows, spread = (choice.fresh_rows, 0) if layout.fresh else (choice.tile_rows, choice.spread)
-    tiles = list_tiles(counts[num_decodes:], starts[num_decodes:], tile_rows, spread)
-    _head(part["tiles"], tiles.reshape(-1), -1)
+    prior = starts[num_decodes:]
+    _head(part["prior"], prior, 0)
+    is_fresh = (prior == 0) & (layout.fresh > 0)
+    kinds = (("fresh", is_fresh, choice.fresh_rows, 0), ("tiles", ~is_fresh, choice.tile_rows, choice.spread))
+    for name, is_kind, tile_rows, spread in kinds:
+        if len(part[name]):
+            tiles = list_tiles(np.where(is_kind, counts[num_decodes:], 0), prior, tile_rows, spread)
+            _head(part[name], tiles.reshape(-1), -1)
     places = np.flatnonzero(plan.samples[order])
     _head(part["places"], (firsts + counts - 1)[places], 0)
     _head(part["sampled"], row_slots[places], -1)

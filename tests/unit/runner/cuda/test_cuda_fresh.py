@@ -1,4 +1,4 @@
-"""Long steps of prompts that begin: their attention reads the step's own rows, and nobody sees a difference."""
+"""Prompts that begin in long steps: their attention reads the step's own rows, and nobody sees a difference."""
 
 import math
 
@@ -16,16 +16,16 @@ pytestmark = pytest.mark.unit
 
 
 class Counting(ReferenceOps):
-    """Knows of how many tokens each step was whose attention was fresh."""
+    """Knows which chunks of each step had fresh attention."""
 
     def __init__(self, *_: object) -> None:
         super().__init__()
-        self.seen: list[int] = []
+        self.seen: list[tuple[int, ...]] = []
 
     def fresh_attention(
         self, out: Tensor, queries: Tensor, qkv: Tensor, offsets: Tensor, tiles: Tensor, scale: float
     ) -> None:
-        self.seen.append(len(queries))
+        self.seen.append(tuple(sorted({chunk for chunk, *_ in tiles.tolist() if chunk >= 0})))
         super().fresh_attention(out, queries, qkv, offsets, tiles, scale)
 
 
@@ -41,7 +41,7 @@ def checkpoint() -> TensorCheckpoint:
     return model("qwen3")[1]
 
 
-def _desk(checkpoint: TensorCheckpoint, *, fp8: bool = False) -> tuple[CudaDesk, list[int]]:
+def _desk(checkpoint: TensorCheckpoint, *, fp8: bool = False) -> tuple[CudaDesk, list[tuple[int, ...]]]:
     made: list[Counting] = []
 
     def ops(shape: ModelShape, slots: int, device: torch.device) -> Counting:
@@ -51,22 +51,28 @@ def _desk(checkpoint: TensorCheckpoint, *, fp8: bool = False) -> tuple[CudaDesk,
     return CudaDesk(checkpoint, ops=ops, fp8=fp8), made[0].seen
 
 
-def test_it_is_for_long_steps_of_which_every_row_begins(checkpoint: TensorCheckpoint) -> None:
+def test_it_is_for_chunks_of_long_steps_that_begin(checkpoint: TensorCheckpoint) -> None:
     desk, seen = _desk(checkpoint)
     for slot, count in ((0, 60), (1, 90), (2, 150), (3, 120), (4, 250)):
         desk.begin(slot, ids(count, seed=slot))
     desk.advance({0: 60})
     assert not seen
     desk.advance({1: 90, 2: 100})
-    assert set(seen) == {192}
+    assert set(seen) == {(0, 1)}
     seen.clear()
-    # One goes on; beside a decode row; alone again.
+    # One goes on; so does one beside a decode row; all do; alone again.
     desk.advance({2: 50, 3: 100})
-    desk.advance({3: 20, 0: 1, 4: 150})
-    assert not seen
+    assert set(seen) == {(1,)}
+    seen.clear()
+    desk.advance({3: 20, 0: 1, 4: 120})
+    assert set(seen) == {(1,)}
+    seen.clear()
+    desk.advance({4: 130})
+    assert set(seen) == {()}
+    seen.clear()
     desk.begin(5, ids(140, seed=5))
     desk.advance({5: 140})
-    assert set(seen) == {192}
+    assert set(seen) == {(0,)}
 
 
 @pytest.mark.parametrize("fp8", [False, True])
@@ -78,8 +84,10 @@ def test_whatever_follows_is_as_if_pages_had_been_read(fp8: bool) -> None:
             desk.begin(slot, ids(count, seed=slot))
         # The last one is not at its end.
         desk.advance({0: 70, 1: 110, 2: 1, 3: 40})
-        desk.advance({0: 1, 1: 1, 2: 1, 3: 50})
-        desk.advance(dict.fromkeys(range(4), 1))
+        # Beside it and decode rows another begins.
+        desk.begin(4, ids(90, seed=4))
+        desk.advance({0: 1, 1: 1, 2: 1, 3: 50, 4: 90})
+        desk.advance(dict.fromkeys(range(5), 1))
     fresh, paged = (desk.logits for desk in desks)
     assert fresh.keys() == paged.keys()
     for slot, found in paged.items():

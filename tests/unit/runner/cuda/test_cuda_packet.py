@@ -61,10 +61,11 @@ def test_steps_of_prompts_that_begin_have_layouts_of_their_own() -> None:
         layout = choice.mixed(0, chunks, tokens, fresh=True)
         assert layout.fresh and layout in captured
         assert layout.tokens >= tokens and layout.chunks == layout.rows >= chunks
-        assert layout.samples >= chunks and layout.tiles >= chunks + tokens // 21
-    # Short steps, those with decode rows and those of which somebody goes on have not.
-    others = choice.mixed(0, 1, 190, fresh=True), choice.mixed(1, 2, 500, fresh=True), choice.mixed(0, 2, 500)
-    assert not any(layout.fresh for layout in others)
+        assert layout.samples >= chunks and layout.fresh >= chunks + tokens // 21 and not layout.tiles
+    # With decode rows, or where somebody goes on, there may be tiles of both kinds; short steps have the others alone.
+    for layout in (choice.mixed(1, 20, 500, fresh=True), choice.mixed(0, 20, 500)):
+        assert layout.fresh >= 20 + 500 // 21 and layout.tiles >= 20 + 500 // 42 and layout in captured
+    assert not choice.mixed(0, 1, 190, fresh=True).fresh
     assert not replace(choice, fresh_rows=0).mixed(0, 1, 1000, fresh=True).fresh
 
 
@@ -191,6 +192,22 @@ def test_decode_rows_come_first_and_chunks_bring_their_ids(slots: HostSlots) -> 
     assert laid.sampling.tolist() == [4, 1, 2]
     assert laid.chunks.tolist() == [0, 2, 3]
     assert laid.firsts.tolist() == [2, 1, 7, 13, 0]
+
+
+def test_chunks_that_begin_have_tiles_of_their_own(slots: HostSlots) -> None:
+    slots.update(plan(0, begun=[begin(slot, range(9), (1, 2, 3)) for slot in range(4)]))
+    made = plan(1, [(0, 0, 7, False), (1, 8, 1, True), (2, 2, 3, False), (3, 0, 2, False)])
+    choice = LayoutChoice(slots=6, max_tokens=16, tile_rows=2, fresh_rows=4, fresh_tokens=16)
+    words = np.full(400, 99, np.int32)
+    layout = mixed_packet(made, slots, choice, words).layout
+    part = {
+        name: words[at : at + size].reshape(-1, 4).tolist()
+        for name, (at, size) in layout.sections.items()
+        if name in ("tiles", "fresh")
+    }
+    assert [tile for tile in part["fresh"] if tile[0] >= 0] == [[0, 1, 0, 1], [0, 0, 0, 1], [2, 0, 0, 1]]
+    assert [tile for tile in part["tiles"] if tile[0] >= 0] == [[1, 1, 0, 1], [1, 0, 0, 1]]
+    assert part["fresh"][3:] == [[-1] * 4] * (layout.fresh - 3) and part["tiles"][2:] == [[-1] * 4] * (layout.tiles - 2)
 
 
 def test_few_tiles_with_much_before_them_are_cut_to_fill_the_card() -> None:
