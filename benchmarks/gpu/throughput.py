@@ -184,7 +184,7 @@ def first_tokens(name: str, runner: CudaRunner, config: EngineConfig, say: Any) 
         tried, device = [], []
         for number in range(_TRIES):
             load = Load(f"ttft{tokens}-{number}", 1, (tokens, tokens), (2, 2))
-            (request,) = make_requests(load, config.vocab_size, config.context_len, seed=number)
+            (request,) = make_requests(load, config.vocab_size, config.context_len, seed=tokens + number)
             time.sleep(_PAUSE_S)
             # An idle engine proves its accounts, every ten seconds at most: before the clock starts.
             engine.turn(clock.now_s())
@@ -192,7 +192,7 @@ def first_tokens(name: str, runner: CudaRunner, config: EngineConfig, say: Any) 
             since_s = time.perf_counter()
             engine.submit(request, clock.now_s())
             while not len(engine.turn(clock.now_s()).numbers):
-                pass
+                assert not engine.idle, "the prompt ended without a token"
             tried.append(time.perf_counter() - since_s)
             device.append(watched.device_s[False])
             while not engine.idle:

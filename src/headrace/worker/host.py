@@ -225,7 +225,7 @@ class WorkerHost:
         return EXIT_DONE
 
     def _load(self) -> MountedModel:
-        self.lifecycle.report(0.0, "loading")
+        self.lifecycle.report(0.0, "opening the model")
         mounted = self._mount(self._report)
         config = mounted.config
         self.lifecycle.card = replace(

@@ -174,7 +174,7 @@ class Machine:
     def _largest(self) -> tuple[Layout, ...]:
         choice = self.choice
         slots, tokens = choice.slots, choice.max_tokens
-        return (choice.decode(slots), choice.mixed(1, slots, tokens), choice.mixed(0, 1, tokens, fresh=True))
+        return (choice.decode(slots), choice.mixed(1, slots, tokens))
 
 
 def _unsound(lines: Tensor, offsets: Tensor) -> Tensor:

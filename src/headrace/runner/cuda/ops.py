@@ -239,7 +239,7 @@ class Ops(Protocol):
     def fresh_attention(
         self, out: Tensor, queries: Tensor, qkv: Tensor, offsets: Tensor, tiles: Tensor, scale: float, /
     ) -> None:
-        """The same of chunks that all begin their sequences, from what `rotary_write` left in place."""
+        """The same of the chunks that `tiles` name, which begin their sequences, from what `rotary_write` left in place."""
 
     def sample(self, logits: Tensor, slots: Tensor, state: DeviceSlots, tokens: Tensor, statuses: Tensor, /) -> None:
         """A token (int32, -1 for padding and failed rows) and a status (uint8) for each row, by its slot's settings; the

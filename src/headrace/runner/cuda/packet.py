@@ -79,6 +79,7 @@ def mixed_packet(plan: Plan, slots: HostSlots, choice: LayoutChoice, words: IntA
             tiles = list_tiles(np.where(is_kind, counts[num_decodes:], 0), prior, tile_rows, spread)
             _head(part[name], tiles.reshape(-1), -1)
     places = np.flatnonzero(plan.samples[order])
+    places = places[longest_first(ends[places])]
     _head(part["places"], (firsts + counts - 1)[places], 0)
     _head(part["sampled"], row_slots[places], -1)
     by_row = np.empty(len(order), np.intp)

@@ -61,7 +61,7 @@ def test_steps_of_prompts_that_begin_have_layouts_of_their_own() -> None:
         layout = choice.mixed(0, chunks, tokens, fresh=True)
         assert layout.fresh and layout in captured
         assert layout.tokens >= tokens and layout.chunks == layout.rows >= chunks
-        assert layout.samples >= chunks and layout.fresh >= chunks + tokens // 21 and not layout.tiles
+        assert layout.samples >= chunks and layout.fresh == layout.chunks + -(-layout.tokens // 21) and not layout.tiles
     # With decode rows, or where somebody goes on, there may be tiles of both kinds; short steps have the others alone.
     for layout in (choice.mixed(1, 20, 500, fresh=True), choice.mixed(0, 20, 500)):
         assert layout.fresh >= 20 + 500 // 21 and layout.tiles >= 20 + 500 // 42 and layout in captured
@@ -155,10 +155,10 @@ def test_more_blocks_than_the_context_holds_are_refused(slots: HostSlots) -> Non
 def test_a_decode_packet_has_the_longest_rows_first_and_is_padded_to_its_bucket() -> None:
     words = np.full(64, 99, np.int32)
     layout = Layout(4, 4)
-    laid = decode_packet(plan(0, [(5, 9, 1, True), (2, 30, 1, True), (0, 1, 1, True)]), layout, words)
+    laid = decode_packet(plan(0, [(5, 9, 1, True), (0, 1, 1, True), (2, 30, 1, True)]), layout, words)
     assert words[HEADER : layout.changes_at].tolist() == [2, 5, 0, -1, 31, 10, 2, 1]
-    assert laid.layout is layout and laid.sampling.tolist() == [1, 0, 2]
-    assert laid.firsts.tolist() == [1, 0, 2] and not len(laid.chunks)
+    assert laid.layout is layout and laid.sampling.tolist() == [2, 0, 1]
+    assert laid.firsts.tolist() == [1, 2, 0] and not len(laid.chunks)
     end = put_changes(words, layout.changes_at, np.array([[3, 4], [5, 6]], np.int32))
     assert words[0] == 2 and words[layout.changes_at : end].tolist() == [3, 4, 5, 6]
 
@@ -172,13 +172,15 @@ def _sections(made: Plan, slots: HostSlots) -> tuple[Laid, dict[str, list[int]]]
 
 
 def test_decode_rows_come_first_and_chunks_bring_their_ids(slots: HostSlots) -> None:
-    slots.update(plan(0, begun=[begin(slot, range(10 * slot, 10 * slot + 9), (1, 2, 3)) for slot in range(5)]))
-    made = plan(1, [(1, 2, 5, False), (0, 8, 1, True), (2, 3, 6, True), (4, 4, 1, False), (3, 20, 1, True)])
+    """Decode rows, and samples of both, longest first."""
+    begun = [begin(slot, range(10 * slot, 10 * slot + 9), (1, 2, 3)) for slot in range(1, 5)]
+    slots.update(plan(0, begun=[begin(0, range(5), (1, 2, 3)), *begun]))
+    made = plan(1, [(1, 2, 5, False), (0, 4, 1, True), (2, 3, 6, True), (4, 4, 1, False), (3, 20, 1, True)])
     laid, part = _sections(made, slots)
     assert part["slots"] == [3, 0, -1, -1, -1, -1, 1, 2, 4, -1, -1, -1]
-    assert part["ends"] == [21, 9, 1, 1, 1, 1, 7, 9, 5, 1, 1, 1]
+    assert part["ends"] == [21, 5, 1, 1, 1, 1, 7, 9, 5, 1, 1, 1]
     assert part["ids"] == [-1, -1, 12, 13, 14, 15, 16, 23, 24, 25, 26, 27, 28, 44, 0, 0]
-    assert part["positions"] == [20, 8, 2, 3, 4, 5, 6, 3, 4, 5, 6, 7, 8, 4, 0, 0]
+    assert part["positions"] == [20, 4, 2, 3, 4, 5, 6, 3, 4, 5, 6, 7, 8, 4, 0, 0]
     assert part["owners"] == [0, 1, *[6] * 5, *[7] * 6, 8, -1, -1]
     assert part["offsets"] == [2, 7, 13, 14, 14, 14, 14]
     assert part["prior"] == [2, 3, 4, 0, 0, 0]
@@ -187,9 +189,9 @@ def test_decode_rows_come_first_and_chunks_bring_their_ids(slots: HostSlots) -> 
     assert {entry[2:] for entry in entries[:5]} == {(0, 1)}
     assert sorted(tiles[:5]) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)] and set(tiles[5:]) == {(-1, -1)}
     assert tiles[0] == (1, 1)
-    assert part["places"][:3] == [0, 1, 12]
-    assert part["sampled"] == [3, 0, 2, -1, -1, -1]
-    assert laid.sampling.tolist() == [4, 1, 2]
+    assert part["places"][:3] == [0, 12, 1]
+    assert part["sampled"] == [3, 2, 0, -1, -1, -1]
+    assert laid.sampling.tolist() == [4, 2, 1]
     assert laid.chunks.tolist() == [0, 2, 3]
     assert laid.firsts.tolist() == [2, 1, 7, 13, 0]
 

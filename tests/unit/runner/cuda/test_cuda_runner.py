@@ -181,6 +181,9 @@ def test_an_id_outside_the_vocabulary_fails_alone(desk: CudaDesk) -> None:
     desk.begin(0, (3, 160))
     desk.begin(1, ids(5))
     assert desk.advance({0: 10, 1: 10}).statuses.tolist() == [RowStatus.OUT_OF_RANGE, RowStatus.OK]
+    for negative in (-1, -(2**63)):
+        desk.begin(0, (3, negative, 5))
+        assert desk.advance({0: 10}).statuses.tolist() == [RowStatus.OUT_OF_RANGE]
     desk.begin(0, (3, 159))
     assert desk.advance({0: 10}).statuses.tolist() == [RowStatus.OK]
 

@@ -39,8 +39,10 @@ def decode_config(rows: int, kv_heads: int, context: int = 131072, multiprocesso
     on alone for long. Stretches that the longest `context` cannot need are programs that cost their start. Measured on an
     H200 between products, over contexts of 150 to 380 tokens and of 200 to 1,900."""
     programs = rows * kv_heads
-    if programs >= 6 * multiprocessors:
+    if programs >= 12 * multiprocessors:
         return DecodeConfig(min(8, -(-context // 4096)), shortest=4096, num_warps=2, num_stages=2)
+    if programs >= 6 * multiprocessors:
+        return DecodeConfig(min(8, -(-context // 2048)), shortest=2048, num_warps=2, num_stages=2)
     if 3 * multiprocessors < programs <= 4 * multiprocessors:
         # Of these, programs that ask ahead fit the card best.
         return DecodeConfig(min(16, -(-context // 4096)), shortest=4096, num_warps=2, ahead=True)

@@ -97,7 +97,15 @@ def test_a_token_is_turned_kept_and_attends(heads: int, kv_heads: int, dim: int,
         assert relative_error(got.nan_to_num(), truth.nan_to_num().double()) < TOLERANCE
 
 
-@pytest.mark.parametrize("rows", [1, 8, 16, 32, 64, 256])
+@pytest.mark.parametrize(
+    ("rows", "whole"), [(80, 1024), (96, 1024), (112, 2048), (192, 2048), (208, 4096), (256, 4096)]
+)
+def test_the_more_rows_there_are_the_longer_ones_stay_whole(rows: int, whole: int) -> None:
+    config = decode_config(rows, 8, 131072)
+    assert (config.shortest, config.least) == (whole, 1)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 16, 32, 64, 112, 256])
 def test_a_context_is_cut_into_no_more_stretches_than_it_may_need(rows: int) -> None:
     short, long = decode_config(rows, 8, 8192), decode_config(rows, 8, 131072)
     assert short.splits <= 16 and 8 <= long.splits <= 64
