@@ -35,9 +35,7 @@ def decode_packet(plan: Plan, layout: Layout, words: IntArray) -> Laid:
     part = _parts(layout, words)
     _head(part["slots"], plan.slots[order], -1)
     _head(part["ends"], plan.starts[order] + 1, 1)
-    by_row = np.empty_like(order)
-    by_row[order] = np.arange(len(order))
-    return Laid(layout, order, order[:0], by_row)
+    return Laid(layout, order, order[:0], _by_row(order, np.arange(len(order))))
 
 
 def mixed_packet(plan: Plan, slots: HostSlots, choice: LayoutChoice, words: IntArray) -> Laid:
@@ -62,29 +60,45 @@ def mixed_packet(plan: Plan, slots: HostSlots, choice: LayoutChoice, words: IntA
     part["positions"][:num_decodes] = starts[:num_decodes]
     part["owners"][:num_decodes] = rows[:num_decodes]
     described = (column[num_decodes:].tolist() for column in (firsts, row_slots, starts, ends, rows))
-    for first, slot, start, end, row in zip(*described, strict=True):
-        held = slice(first, first + end - start)
-        part["ids"][held] = slots.ids[slot, start:end]
-        part["positions"][held] = np.arange(start, end, dtype=np.int32)
-        part["owners"][held] = row
+    for chunk in zip(*described, strict=True):
+        _put_chunk(part, slots, *chunk)
     for name, padding in (("ids", 0), ("positions", 0), ("owners", -1)):
         part[name][tokens:] = padding
     _head(part["offsets"], np.append(firsts[num_decodes:], tokens), tokens)
-    prior = starts[num_decodes:]
-    _head(part["prior"], prior, 0)
-    is_fresh = (prior == 0) & (layout.fresh > 0)
-    kinds = (("fresh", is_fresh, choice.fresh_rows, 0), ("tiles", ~is_fresh, choice.tile_rows, choice.spread))
-    for name, is_kind, tile_rows, spread in kinds:
-        if len(part[name]):
-            tiles = list_tiles(np.where(is_kind, counts[num_decodes:], 0), prior, tile_rows, spread)
-            _head(part[name], tiles.reshape(-1), -1)
+    _head(part["prior"], starts[num_decodes:], 0)
+    _put_tiles(part, choice, counts[num_decodes:], starts[num_decodes:])
     places = np.flatnonzero(plan.samples[order])
     places = places[longest_first(ends[places])]
     _head(part["places"], (firsts + counts - 1)[places], 0)
     _head(part["sampled"], row_slots[places], -1)
-    by_row = np.empty(len(order), np.intp)
-    by_row[order] = firsts
-    return Laid(layout, order[places], chunks, by_row)
+    return Laid(layout, order[places], chunks, _by_row(order, firsts))
+
+
+def _put_chunk(
+    part: dict[str, IntArray], slots: HostSlots, first: int, slot: int, start: int, end: int, row: int
+) -> None:
+    """Its tokens, from `first` on."""
+    held = slice(first, first + end - start)
+    part["ids"][held] = slots.ids[slot, start:end]
+    part["positions"][held] = np.arange(start, end, dtype=np.int32)
+    part["owners"][held] = row
+
+
+def _put_tiles(part: dict[str, IntArray], choice: LayoutChoice, counts: IntArray, prior: IntArray) -> None:
+    """Of chunks that begin, where the layout has room for them apart, and of the others."""
+    is_fresh = (prior == 0) & (len(part["fresh"]) > 0)
+    kinds = (("fresh", is_fresh, choice.fresh_rows, 0), ("tiles", ~is_fresh, choice.tile_rows, choice.spread))
+    for name, is_kind, tile_rows, spread in kinds:
+        if len(part[name]):
+            tiles = list_tiles(np.where(is_kind, counts, 0), prior, tile_rows, spread)
+            _head(part[name], tiles.reshape(-1), -1)
+
+
+def _by_row(order: NDArray[np.intp], values: NDArray[np.intp]) -> NDArray[np.intp]:
+    """By the plan's rows what is in the packet's order."""
+    found = np.empty_like(order)
+    found[order] = values
+    return found
 
 
 def longest_first(starts: IntArray) -> NDArray[np.intp]:
