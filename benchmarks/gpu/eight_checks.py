@@ -16,6 +16,8 @@ from headrace.runner.cuda.kernels.eights import quantise, rescale
 from headrace.runner.cuda.kernels.norms import add_rms_norm, rms_norm
 from headrace.runner.cuda.kernels.rotary_write import rotary_write
 from headrace.runner.cuda.kernels.row_product import row_product
+from headrace.runner.cuda.kernels.streamed_attention import TileQueue
+from headrace.runner.cuda.kernels.streamed_decode import StretchScratch, streamed_decode
 from headrace.runner.cuda.kernels.streamed_product import can_stream, streamed_config, streamed_product
 from headrace.runner.cuda.kernels.turned_attention import turned_attention
 from headrace.runner.cuda.products import scaled_product
@@ -59,7 +61,9 @@ def eight_checks() -> Iterator[tuple[str, float, float]]:
         for tail in ("", "adds", "gated"):
             yield f"row product in eights {height}x{width} {tail}", _row_error(height, width, tail), TOLERANCE
     for heads, kv_heads, dim, normed in ((32, 8, 128, False), (16, 8, 128, True), (9, 3, 64, False)):
-        yield f"attention with factors {heads}/{kv_heads}x{dim}", _attention_error(heads, kv_heads, dim, normed), 0.02
+        for streamed in (False, True) if dim == 128 and can_stream(torch.device("cuda")) else (False,):
+            error = _attention_error(heads, kv_heads, dim, normed, streamed=streamed)
+            yield f"{'streamed ' if streamed else ''}attention with factors {heads}/{kv_heads}x{dim}", error, 0.02
 
 
 def _normal(*shape: int) -> Tensor:
@@ -112,7 +116,7 @@ def _row_error(height: int, width: int, tail: str) -> float:
     return relative_error(out, plain.row_product(row, matrix, norm, 1e-5, None, before if adds else None, gated=gated))
 
 
-def _attention_error(heads: int, kv_heads: int, dim: int, normed: bool) -> float:
+def _attention_error(heads: int, kv_heads: int, dim: int, normed: bool, *, streamed: bool) -> float:
     """Rows with factors against the same kernels over rows that have had them, rounded once more."""
     lengths = [1, 17, 300, 900, 5000]
     rows = len(lengths)
@@ -126,11 +130,14 @@ def _attention_error(heads: int, kv_heads: int, dim: int, normed: bool) -> float
     for given, more in ((qkv, factors), ((qkv.float() * factors[:, None]).bfloat16(), None)):
         keys, values = pages.keys[0].clone(), pages.values[0].clone()
         out = torch.full((rows, heads, dim), torch.nan, device="cuda", dtype=torch.bfloat16)
-        scratch = DecodeScratch.make(rows, heads, kv_heads, dim, decode_config(rows, kv_heads, 8192), "cuda")
-        turned_attention(
-            out, given, angles.cos(), angles.sin(), *norms, 1e-6, keys, values, pages.tables, slots, pages.lengths,
-            dim**-0.5, scratch, row_factors=more,
-        )  # fmt: skip
+        turns = (given, angles.cos(), angles.sin(), *norms, 1e-6)
+        context = (keys, values, pages.tables, slots, pages.lengths, dim**-0.5)
+        if streamed:
+            stretches = StretchScratch.make(heads, kv_heads, dim, TileQueue.make(132, "cuda"))
+            streamed_decode(out, *turns, *context, stretches, row_factors=more)
+        else:
+            scratch = DecodeScratch.make(rows, heads, kv_heads, dim, decode_config(rows, kv_heads, 8192), "cuda")
+            turned_attention(out, *turns, *context, scratch, row_factors=more)
         queries, fresh = torch.full_like(out, torch.nan), [torch.zeros_like(keys) for _ in range(2)]
         rotary_write(
             given, positions, places, angles.cos(), angles.sin(), *norms, 1e-6, queries, *fresh,

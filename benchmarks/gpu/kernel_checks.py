@@ -29,6 +29,7 @@ from headrace.runner.cuda.kernels.sampling import Draws, draw_ruled, sample
 from headrace.runner.cuda.kernels.scan import Scan
 from headrace.runner.cuda.kernels.scores import score
 from headrace.runner.cuda.kernels.streamed_attention import TileQueue, streamed_attention, streamed_rows
+from headrace.runner.cuda.kernels.streamed_decode import StretchScratch, streamed_decode
 from headrace.runner.cuda.kernels.streamed_product import can_stream
 from headrace.runner.cuda.kernels.turned_attention import turned_attention
 from headrace.runner.cuda.layout import MOST_ROUNDS
@@ -240,10 +241,34 @@ def turned_checks(chance: random.Random) -> Iterator[Outcome]:
             config = decode_config(rows, kv_heads, 8192)
             error = turned_check(lengths, heads, kv_heads, dim, config, normed=normed)
             yield f"turned {heads}/{kv_heads}x{dim} as of {rows} rows", error, TOLERANCE
+    if can_stream(torch.device("cuda")):
+        yield from streamed_decode_checks(chance)
+
+
+def streamed_decode_checks(chance: random.Random) -> Iterator[Outcome]:
+    """Groups of any size; rows that end where tiles and pages do and beside; many, few, and long ones that are cut; and as if
+    the card were small, so that each program has many stretches."""
+    ends = [edge + by for edge in (16, 64, 128, 512, 1024) for by in (-1, 0, 1, 2)]
+    for name, lengths in (
+        ("at ends", [1, 2, *ends]),
+        ("many", [chance.randint(1, 1500) for _ in range(255)]),
+        ("one", [3000]),
+        ("one long among short", [20000, *(chance.randint(1, 90) for _ in range(40))]),
+        ("128k", [131072, 7]),
+    ):
+        for heads, kv_heads, normed in ((16, 8, True), (32, 8, False), (8, 8, False), (16, 2, True), (16, 1, True)):
+            if name in ("many", "128k") and heads // kv_heads not in (2, 16):
+                continue
+            for multiprocessors in (132, 3):
+                queue = TileQueue.make(multiprocessors, "cuda")
+                error = turned_check(
+                    lengths, heads, kv_heads, 128, StretchScratch.make(heads, kv_heads, 128, queue), normed=normed
+                )
+                yield f"streamed decode {heads}/{kv_heads} {name}, {multiprocessors}", error, TOLERANCE
 
 
 def turned_check(
-    lengths: list[int], heads: int, kv_heads: int, dim: int, config: DecodeConfig, *, normed: bool
+    lengths: list[int], heads: int, kv_heads: int, dim: int, way: DecodeConfig | StretchScratch, *, normed: bool
 ) -> float:
     pages = Pages.make(lengths, kv_heads, dim)
     keys, values = pages.keys[0], pages.values[0]
@@ -255,7 +280,7 @@ def turned_check(
     for cells_of in (keys, values):
         cells_of[live // BLOCK_SIZE, :, live % BLOCK_SIZE] = torch.nan
     qkv = normal(len(slots), (heads + 2 * kv_heads) * dim)
-    angles = torch.rand(5001, dim // 2, device="cuda") * 6
+    angles = torch.rand(max(lengths), dim // 2, device="cuda") * 6
     cos, sin = angles.cos(), angles.sin()
     q_norm, k_norm = (normal(dim), normal(dim)) if normed else (None, None)
     q, k, v = plain.rotary(qkv, positions, cos, sin, q_norm, k_norm, 1e-6, heads, kv_heads)
@@ -263,12 +288,16 @@ def turned_check(
     plain.put(full_keys, cells, k)
     plain.put(full_values, cells, v)
     want = plain.decode_attention(q, full_keys, full_values, pages.tables, slots, pages.lengths, dim**-0.5)
-    scratch = DecodeScratch.make(len(slots), heads, kv_heads, dim, config, "cuda")
     out = poisoned(len(slots), heads, dim)
-    turned_attention(
-        out, qkv, cos, sin, q_norm, k_norm, 1e-6, keys, values, pages.tables, slots, pages.lengths, dim**-0.5, scratch,
-    )  # fmt: skip
-    if not torch.equal(keys.isnan(), full_keys.isnan()) or scratch.tickets.any():
+    given = (qkv, cos, sin, q_norm, k_norm, 1e-6, keys, values, pages.tables, slots, pages.lengths, dim**-0.5)
+    if isinstance(way, StretchScratch):
+        streamed_decode(out, *given, way)
+        counters = (way.marks, way.queue.tickets)
+    else:
+        scratch = DecodeScratch.make(len(slots), heads, kv_heads, dim, way, "cuda")
+        turned_attention(out, *given, scratch)
+        counters = (scratch.tickets,)
+    if not torch.equal(keys.isnan(), full_keys.isnan()) or any(each.any() for each in counters):
         return torch.nan
     return max(
         relative_error(out, want),

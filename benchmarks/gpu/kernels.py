@@ -35,6 +35,11 @@ from headrace.runner.cuda.kernels.row_product import row_product
 from headrace.runner.cuda.kernels.sampling import sample
 from headrace.runner.cuda.kernels.scan import Scan
 from headrace.runner.cuda.kernels.streamed_attention import TileQueue, streamed_attention, streamed_rows
+from headrace.runner.cuda.kernels.streamed_decode import (
+    StretchScratch,
+    is_worth_streaming_decode,
+    streamed_decode,
+)
 from headrace.runner.cuda.kernels.streamed_product import can_stream
 from headrace.runner.cuda.kernels.turned_attention import turned_attention
 from headrace.runner.cuda.layout import MOST_ROUNDS
@@ -148,12 +153,15 @@ def fresh_time(chunks: int, count: int, heads: int, kv_heads: int, dim: int) -> 
     tiles = tiles_of(counts, [0] * chunks, tile_rows or fresh_rows(heads, kv_heads, dim, q.device))
     args = (out, q, qkv, offsets_of(counts), tiles, dim**-0.5)
     if tile_rows:
-        multiprocessors = torch.cuda.get_device_properties(q.device).multi_processor_count
-        took = seconds([partial(streamed_attention, *args, TileQueue.make(multiprocessors, q.device))])
+        took = seconds([partial(streamed_attention, *args, tile_queue(q.device))])
     else:
         took = seconds([partial(fresh_attention, *args)])
     work = prefill_work(chunks, count, 0, heads, dim)
     return {"name": "  from its own rows", "us": took * 1e6, "tflops": work / took / 1e12, "share": work / took / FLOPS}
+
+
+def tile_queue(card: torch.device) -> TileQueue:
+    return TileQueue.make(torch.cuda.get_device_properties(card).multi_processor_count, card)
 
 
 def prefill_work(chunks: int, count: int, before: int, heads: int, dim: int) -> float:
@@ -255,6 +263,8 @@ TURNED = (
     (256, 192, 16, 8, 128, True),
     (64, 192, 32, 8, 128, False),
     (256, 192, 32, 8, 128, False),
+    (64, 4096, 16, 8, 128, True),
+    (64, 4096, 32, 8, 128, False),
 )
 
 
@@ -297,7 +307,16 @@ def turned_times(rows: int, context: int, heads: int, kv_heads: int, dim: int, n
         rotary_write(qkv, positions, cells, angles, angles, norm, norm, 1e-6, q, keys, values)
         decode_attention(out, q, keys, values, pages.tables, slots, pages.lengths, dim**-0.5, scratch)
 
-    for name, launch in ((f"turned {rows} x {context}, {heads}/{kv_heads}x{dim}", joined), ("  apart", apart)):
+    def streamed(layer: int) -> None:
+        keys, values = pages.keys[layer], pages.values[layer]
+        turns = (qkv, angles, angles, norm, norm, 1e-6)
+        streamed_decode(out, *turns, keys, values, pages.tables, slots, pages.lengths, dim**-0.5, stretches)
+
+    ways = [(f"turned {rows} x {context}, {heads}/{kv_heads}x{dim}", joined), ("  apart", apart)]
+    if can_stream(out.device) and is_worth_streaming_decode(rows, kv_heads):
+        stretches = StretchScratch.make(heads, kv_heads, dim, tile_queue(out.device))
+        ways.append(("  streamed", streamed))
+    for name, launch in ways:
         took = seconds([partial(launch, layer) for layer in range(layers)])
         yield {"name": name, "us": took * 1e6, "share": size / BANDWIDTH / took}
 

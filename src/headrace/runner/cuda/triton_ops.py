@@ -18,7 +18,6 @@ from headrace.runner.cuda.kernels import activation, ahead, eights, norms
 from headrace.runner.cuda.kernels import experts as mixture
 from headrace.runner.cuda.kernels import rotary_write as rotary
 from headrace.runner.cuda.kernels import row_product as one_row
-from headrace.runner.cuda.kernels import turned_attention as turned
 from headrace.runner.cuda.kernels.decode_attention import DecodeScratch, decode_attention, decode_config, last_config
 from headrace.runner.cuda.kernels.early import starts_early
 from headrace.runner.cuda.kernels.fresh_attention import fresh_attention, fresh_rows
@@ -41,6 +40,13 @@ from headrace.runner.cuda.kernels.sampling import Draws, draw_ruled, sample
 from headrace.runner.cuda.kernels.scan import Scan
 from headrace.runner.cuda.kernels.scores import score
 from headrace.runner.cuda.kernels.streamed_attention import TileQueue, streamed_attention, streamed_rows
+from headrace.runner.cuda.kernels.streamed_decode import (
+    StretchScratch,
+    can_stream_decode,
+    is_streamed_memory,
+    is_worth_streaming_decode,
+    streamed_decode,
+)
 from headrace.runner.cuda.kernels.streamed_product import (
     can_stream,
     is_worth_streaming,
@@ -48,6 +54,7 @@ from headrace.runner.cuda.kernels.streamed_product import (
     streamed_config,
     streamed_product,
 )
+from headrace.runner.cuda.kernels.turned_attention import turned_attention
 from headrace.runner.cuda.layout import MOST_ROUNDS, Layout
 from headrace.runner.cuda.odd_space import RuledRows, ScoredRows
 from headrace.runner.cuda.products import fastest_product, scaled_product
@@ -65,7 +72,6 @@ class TritonOps:
     silu_mul = staticmethod(activation.silu_mul)
     rotary_write = staticmethod(rotary.rotary_write)
     row_product = staticmethod(one_row.row_product)
-    turned_attention = staticmethod(turned.turned_attention)
     experts = staticmethod(mixture.experts)
     # In shorter steps attention is little, and every kind of step is a graph more.
     fresh_tokens = 512
@@ -93,6 +99,9 @@ class TritonOps:
         self._may_fuse = shared_bytes >= FUSED_BYTES and (device.type != "cuda" or starts_early(device))
         multiprocessors = _multiprocessors(device)
         self._queue = TileQueue.make(multiprocessors, device)
+        self._stretches: StretchScratch | None = None
+        if self._may_stream and not self.row_exact and can_stream_decode(*heads):
+            self._stretches = StretchScratch.make(*heads, self._queue)
         self.spread = 0 if self.row_exact else spread_over(shape.num_kv_heads, multiprocessors)
         self._parts: PrefillScratch | None = None
         if self.spread:
@@ -137,8 +146,38 @@ class TritonOps:
         decode_attention(out, queries, keys, values, tables, slots, lengths, scale, scratch)
 
     def turns(self, rows: int) -> bool:
-        """Where programs are many, norms of queries and keys are cheaper apart (measured on an H200)."""
-        return not self._shape.qk_norm or rows * self._shape.num_kv_heads < _MANY_PROGRAMS
+        """Where programs are many, norms of queries and keys are cheaper apart (measured on an H200), unless it is streamed."""
+        is_cheap = not self._shape.qk_norm or rows * self._shape.num_kv_heads < _MANY_PROGRAMS
+        return is_cheap or self._streams_decode(rows)
+
+    def _streams_decode(self, rows: int) -> bool:
+        return self._stretches is not None and is_worth_streaming_decode(rows, self._shape.num_kv_heads)
+
+    def turned_attention(
+        self,
+        out: Tensor,
+        qkv: Tensor,
+        cosines: Tensor,
+        sines: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        keys: Tensor,
+        values: Tensor,
+        tables: Tensor,
+        slots: Tensor,
+        lengths: Tensor,
+        scale: float,
+        scratch: DecodeScratch,
+        *,
+        row_factors: Tensor | None = None,
+    ) -> None:
+        turns = (qkv, cosines, sines, q_norm, k_norm, eps)
+        context = (keys, values, tables, slots, lengths, scale)
+        if self._stretches is not None and self._streams_decode(len(out)) and is_streamed_memory(keys):
+            streamed_decode(out, *turns, *context, self._stretches, row_factors=row_factors)
+        else:
+            turned_attention(out, *turns, *context, scratch, row_factors=row_factors)
 
     def product(self, rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
         if self._may_stream and bias is None and is_worth_streaming_alone(len(rows), weight):

@@ -55,7 +55,7 @@ def _loops() -> list[list[str]]:
     return [loop[: loop.index("cp.async.bulk.tensor") + 1] for loop in loops]
 
 
-def _releases() -> list[list[str]]:
+def _releases(kernel: str) -> list[list[str]]:
     """Of each kernel of attention, in order: waits for products, where warps meet, and words that a tile may be overwritten;
     what barriers count, where it waits for the launch before, and what tensor cores are shown."""
     from triton import knobs
@@ -65,7 +65,7 @@ def _releases() -> list[list[str]]:
         r"|mbarrier\.init[^,]*, \d|griddepcontrol\.wait|fence\.proxy\.async"
     )
     address = re.compile(r"init.*, ")
-    texts = (path.read_text() for path in Path(knobs.cache.dir).rglob("_attend_streamed.ptx"))
+    texts = (path.read_text() for path in Path(knobs.cache.dir).rglob(f"{kernel}.ptx"))
     return [[address.sub("init ", word) for word in words.findall(text)] for text in texts]
 
 
@@ -75,6 +75,7 @@ def main() -> dict[str, object]:
 
     from headrace.runner.cuda.kernels import ahead
     from headrace.runner.cuda.kernels.streamed_attention import TileQueue, streamed_attention
+    from headrace.runner.cuda.kernels.streamed_decode import StretchScratch, streamed_decode
     from headrace.runner.cuda.kernels.streamed_product import streamed_config, streamed_product
     from headrace.runner.cuda.squares import Squares
 
@@ -108,12 +109,22 @@ def main() -> dict[str, object]:
             asked, all_heads = empty(1024, heads, 128), empty(1024, (heads + 2 * kv_heads) * 128)
             queue = TileQueue.make(132, host)
             streamed_attention(empty(1024, heads, 128), asked, all_heads, offsets, tiles, 0.1, queue)
+            # With norms, and with factors; groups of two, and of sixteen.
+            head_norm = empty(128) if heads == 16 else None
+            factors = None if heads == 16 else torch.ones(256)
+            kv_heads = 8 if heads == 16 else 2
+            angles, cells, slots = torch.empty(9, 64), empty(9, kv_heads, 16, 128), torch.zeros(256, dtype=torch.int32)
+            streamed_decode(
+                empty(256, heads, 128), empty(256, (heads + 2 * kv_heads) * 128), angles, angles, head_norm, head_norm, 1e-5, cells, cells,
+                torch.zeros(256, 9, dtype=torch.int32), slots, slots, 0.1, StretchScratch.make(heads, kv_heads, 128, queue),
+                row_factors=factors,
+            )  # fmt: skip
 
     with ahead.compiling(work, torch.device("cpu"), compilers):
         pass
     work()
     kernels = [{"shared": shared, "stack": _stack_bytes(binary)} for shared, binary in card.given]
-    orders = {"loops": _loops(), "releases": _releases()}
+    orders = {"loops": _loops(), "releases": _releases("_attend_streamed"), "looks": _releases("_look_streamed")}
     return {"compiled": compiled, "kernels": kernels, "launched": len(card.launched), **orders}
 
 

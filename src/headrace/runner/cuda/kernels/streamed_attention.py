@@ -17,7 +17,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -26,9 +25,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from headrace.runner.cuda.kernels.decode_attention import LOG2_E
 from headrace.runner.cuda.kernels.fused_product import filled
+from headrace.runner.cuda.kernels.rings import advance, barriers, fetch, meet
 
-_fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-_meet = getattr(gl, "thread_barrier", None) or gl.barrier
 # Of a group of warps, and of both.
 _HALF, _ROWS = 64, 128
 # Positions read at a time, of which so many tiles are fetched or waited for.
@@ -129,9 +127,9 @@ def _attend_streamed(
     ks = gl.allocate_shared_memory(gl.bfloat16, [stages, tile, dim], keys.layout)
     vs = gl.allocate_shared_memory(gl.bfloat16, [stages, tile, dim], values.layout)
     notes = gl.allocate_shared_memory(gl.int32, [2, 4], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    q_full, q_free = _barriers(2, 1), _barriers(2, 2)
-    k_full, k_free = _barriers(stages, 1), _barriers(stages, 2)
-    v_full, v_free = _barriers(stages, 1), _barriers(stages, 2)
+    q_full, q_free = barriers(2, 1), barriers(2, 2)
+    k_full, k_free = barriers(stages, 1), barriers(stages, 2)
+    v_full, v_free = barriers(stages, 1), barriers(stages, 2)
     fence_async_shared()
     where = (offsets, tiles, entries, tickets)
     rings = (qs, ks, vs, notes, q_full, q_free, k_full, k_free, v_full, v_free)
@@ -147,27 +145,10 @@ def _attend_streamed(
 
 
 @gluon.jit
-def _barriers(number: gl.constexpr, count: gl.constexpr):
-    made = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(number):
-        mbarrier.init(made.index(i), count=count)
-    return made
-
-
-@gluon.jit
 def _entry(tiles, entries, ticket, kv_heads: gl.constexpr):
     """A chunk, -1 where there is none, which tile of it, and a key head."""
     entry, there = tiles + 4 * (ticket // kv_heads), ticket < entries
     return gl.load(entry, mask=there, other=-1), gl.load(entry + 1, mask=there, other=0), ticket % kv_heads
-
-
-@gluon.jit
-def _next(stage, phase, stages: gl.constexpr):
-    stage += 1
-    if stage == stages:
-        stage = 0
-        phase ^= 1
-    return stage, phase
 
 
 @gluon.jit
@@ -202,8 +183,8 @@ def _provide(
         for part in gl.static_range(2):
             mine = qs.index(2 * place + part).reshape((half // group, group, dim))
             line = begin + first + part * (tokens // 2)
-            _fetch(q, [line, head * group, 0], q_full.index(place), mine)
-        place, side = _next(place, side, 2)
+            fetch(q, [line, head * group, 0], q_full.index(place), mine)
+        place, side = advance(place, side, 2)
         # Asked for now, needed after these.
         ticket = gl.num_programs(0) + gl.atomic_add(tickets, 1)
         chunk, which, later = _entry(tiles, entries, ticket, kv_heads)
@@ -212,11 +193,11 @@ def _provide(
             line = begin + (blocks - 1 - block) * tile
             mbarrier.wait(k_free.index(stage), phase)
             mbarrier.expect(k_full.index(stage), 2 * tile * dim)
-            _fetch(keys, [line, head * dim], k_full.index(stage), ks.index(stage))
+            fetch(keys, [line, head * dim], k_full.index(stage), ks.index(stage))
             mbarrier.wait(v_free.index(stage), phase)
             mbarrier.expect(v_full.index(stage), 2 * tile * dim)
-            _fetch(values, [line, head * dim], v_full.index(stage), vs.index(stage))
-            stage, phase = _next(stage, phase, stages)
+            fetch(values, [line, head * dim], v_full.index(stage), vs.index(stage))
+            stage, phase = advance(stage, phase, stages)
         head = later
     mbarrier.wait(q_free.index(place), side)
     _note(notes.index(place), 0, 0, 0, 0)
@@ -231,7 +212,7 @@ def _note(notes, begin, count, first, head):
     """For those who multiply: whose tile comes next. No tokens: none does."""
     i = gl.arange(0, 4, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
     notes.store(gl.where(i == 0, begin, gl.where(i == 1, count, gl.where(i == 2, first, head))))
-    _meet()
+    meet()
 
 
 @gluon.jit
@@ -290,7 +271,7 @@ def _multiply(
             _clear(vs.index(stage), count - at, dim, tile)
         last = stage
         last_phase = phase
-        stage, phase = _next(stage, phase, stages)
+        stage, phase = advance(stage, phase, stages)
         for _ in range(1, blocks):
             mbarrier.wait(k_full.index(stage), phase)
             asked = warpgroup_mma(mine, ks.index(stage).permute((1, 0)), none, use_acc=False, is_async=True)
@@ -309,9 +290,9 @@ def _multiply(
             best = peak
             last = stage
             last_phase = phase
-            stage, phase = _next(stage, phase, stages)
+            stage, phase = advance(stage, phase, stages)
         mbarrier.arrive(q_free.index(place))
-        place, side = _next(place, side, 2)
+        place, side = advance(place, side, 2)
         mbarrier.wait(v_full.index(last), last_phase)
         total = warpgroup_mma(held, vs.index(last), summed, is_async=True)
         token = first + r // group
@@ -337,4 +318,4 @@ def _clear(v, count, dim: gl.constexpr, tile: gl.constexpr):
             there = at + gl.arange(0, some, gl.SliceLayout(1, spread)) < count
             lines.store(gl.where(there[:, None], lines.load(spread), 0.0))
     fence_async_shared()
-    _meet()
+    meet()

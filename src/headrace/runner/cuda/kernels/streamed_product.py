@@ -17,7 +17,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_init,
     warpgroup_mma_wait,
@@ -27,12 +26,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from headrace.runner.cuda.kernels.early import capability
 from headrace.runner.cuda.kernels.fused_product import filled
+from headrace.runner.cuda.kernels.rings import barriers, fetch
 from headrace.runner.cuda.products import LARGE
 from headrace.runner.cuda.squares import Squares
 
-# Gluon changes with every Triton: it was compiled with these, of which 3.9 has another name for it.
+# Gluon changes with every Triton: it was compiled with these.
 _TRITONS = ("3.6", "3.7", "3.8", "3.9")
-_fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 # Of shared memory, for a program that has a multiprocessor to itself, and for one of two.
 _ROOM, _HALF_ROOM = 222_000, 110_000
 # Programs that keep a card's memory busy, and more than it runs one by one.
@@ -207,9 +206,7 @@ def _streamed(
     us = ws
     if gated:
         us = gl.allocate_shared_memory(rows.dtype, [stages, wide, span], weight.layout)
-    full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(stages):
-        mbarrier.init(full.index(stage), count=1)
+    full = barriers(stages, 1)
     fence_async_shared()
     for stage in gl.static_range(stages):
         _fetch_lines(weight, ws, us, full, line, height, stage * span, stage, True, tall, wide, span, gated)
@@ -222,7 +219,7 @@ def _streamed(
     # All before this is no other launch's.
     gdc_wait()
     for stage in gl.static_range(stages):
-        _fetch(rows, [first, stage * span], full.index(stage), xs.index(stage))
+        fetch(rows, [first, stage * span], full.index(stage), xs.index(stage))
     if most_parts > 0:
         factor = _factors(squares, squares_stride, first, count, parts, eps, width, most_parts, tall, num_warps)
         factor = gl.convert_layout(factor, gl.SliceLayout(1, layout))[:, None]
@@ -252,7 +249,7 @@ def _streamed(
         at = (step - 1 + stages) * span
         is_ahead = (step > 0) & (at < width)
         _fetch_lines(weight, ws, us, full, line, height, at, last, is_ahead, tall, wide, span, gated)
-        _fetch(rows, [first, at], full.index(last), xs.index(last), pred=is_ahead)
+        fetch(rows, [first, at], full.index(last), xs.index(last), pred=is_ahead)
         last = stage
         stage += 1
         if stage == stages:
@@ -302,9 +299,9 @@ def _fetch_lines(
     lines: gl.constexpr = 2 * wide if gated else wide
     itemsize: gl.constexpr = weight.dtype.primitive_bitwidth // 8
     mbarrier.expect(full.index(stage), (tall + lines) * span * itemsize, pred=is_ahead)
-    _fetch(weight, [line, at], full.index(stage), ws.index(stage), pred=is_ahead)
+    fetch(weight, [line, at], full.index(stage), ws.index(stage), pred=is_ahead)
     if gated:
-        _fetch(weight, [height + line, at], full.index(stage), us.index(stage), pred=is_ahead)
+        fetch(weight, [height + line, at], full.index(stage), us.index(stage), pred=is_ahead)
 
 
 @gluon.jit

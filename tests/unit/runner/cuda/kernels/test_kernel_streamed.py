@@ -3,8 +3,10 @@ is checked on a card: the interpreter does not know them."""
 
 import json
 import os
+import random
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,13 @@ from headrace.runner.cuda import triton_ops
 from headrace.runner.cuda.exact_ops import ExactOps
 from headrace.runner.cuda.kernels.decode_attention import last_config
 from headrace.runner.cuda.kernels.fresh_attention import fresh_rows
-from headrace.runner.cuda.kernels.streamed_attention import streamed_rows
+from headrace.runner.cuda.kernels.streamed_attention import TileQueue, streamed_rows
+from headrace.runner.cuda.kernels.streamed_decode import (
+    StretchScratch,
+    can_stream_decode,
+    is_streamed_memory,
+    is_worth_streaming_decode,
+)
 from headrace.runner.cuda.kernels.streamed_product import (
     StreamedConfig,
     can_stream,
@@ -169,7 +177,7 @@ def test_they_compile_ahead_and_need_no_more_than_a_card_has(tmp_path: Path, mon
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, sys.path)]))
     argv = [sys.executable, "-m", "tests.unit.runner.cuda.streamed_alone"]
     found = json.loads(subprocess.run(argv, stdout=subprocess.PIPE, timeout=240, check=True).stdout)
-    assert found["compiled"] == [] and found["launched"] == len(found["kernels"]) == 9
+    assert found["compiled"] == [] and found["launched"] == len(found["kernels"]) == 11
     for kernel in found["kernels"]:
         assert kernel["shared"] <= SHARED_BYTES
         assert kernel["stack"] == 0
@@ -189,6 +197,20 @@ def test_they_compile_ahead_and_need_no_more_than_a_card_has(tmp_path: Path, mon
         counts = [word.removeprefix("mbarrier.init ") for word in order if word.startswith("mbarrier.init")]
         assert counts == 3 * ["1", "1", "2", "2"]
         assert order.count("griddepcontrol.wait") == 1 and order.count("fence.proxy.async") == 3
+    assert len(found["looks"]) == 2
+    for order in found["looks"]:
+        # Of those who look, all have read a tile, or a note, before one lets it go; so has the warp that fetches written one.
+        ends = [at for at, word in enumerate(order) if word.startswith("mbarrier.arrive")]
+        assert len(ends) == 4 and all(order[at - 1].startswith("bar") for at in ends)
+        assert sum(order[at - 2].startswith("wgmma") for at in ends) == 1
+        # Each waits for the launch before: to look, to draw, and to put the tickets back. Queries, a row's own token and
+        # weights are seen by the tensor cores, and barriers by all.
+        assert order.count("griddepcontrol.wait") == 3 and order.count("fence.proxy.async") == 4
+        counts = [word.removeprefix("mbarrier.init ") for word in order if word.startswith("mbarrier.init")]
+        assert counts == 10 * ["1"]
+    # Two programs share a multiprocessor, which has 1 KiB more for each.
+    shared = [kernel["shared"] for kernel in found["kernels"]]
+    assert sum(2 * (size + 1024) <= 228 << 10 and size > 96 << 10 for size in shared) >= 2
 
 
 @pytest.mark.parametrize(
@@ -239,3 +261,72 @@ def test_heads_that_cannot_be_streamed_go_the_other_way(monkeypatch: pytest.Monk
         rows = torch.zeros(1)
         TritonOps(shape, 4, torch.device("cpu")).fresh_attention(rows, rows, rows, rows, rows, 0.5)
     assert ways == ["fresh_attention", "streamed_attention"]
+
+
+def test_single_tokens_are_streamed_where_that_was_faster() -> None:
+    assert [can_stream_decode(heads, 8, 128) for heads in (8, 16, 128, 136)] == [True, True, True, False]
+    assert not can_stream_decode(16, 8, 64)
+    assert [rows for rows in range(1, 300) if is_worth_streaming_decode(rows, 8)] == list(range(8, 257))
+    assert [is_worth_streaming_decode(rows, 2) for rows in (31, 32, 256, 257)] == [False, True, True, False]
+    cells = torch.zeros(2, 8, 16, 128, dtype=torch.bfloat16)
+    assert is_streamed_memory(cells) and not is_streamed_memory(cells.float())
+    assert not is_streamed_memory(cells.view(1, 8, 32, 128))
+
+
+class _Looks:
+    """In the place of both kernels of single tokens: which was asked, and what for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], Any]] = []
+        for name in ("streamed_decode", "turned_attention"):
+            monkeypatch.setattr(triton_ops, name, partial(self._note, name))
+
+    def _note(self, name: str, *given: Any, row_factors: Tensor | None) -> None:
+        self.calls.append((name, given, row_factors))
+
+
+def test_single_tokens_go_the_way_that_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = ModelShape("qwen3", 1024, 1, 16, 8, 128, 3072, 1000, 4096, 1e-6, 1e6, qk_norm=True)
+    host = torch.device("cpu")
+    plain = TritonOps(shape, 4, host)
+    assert [plain.turns(rows) for rows in (7, 131, 132, 256)] == [True, True, False, False]
+    monkeypatch.setattr(triton_ops, "can_stream", lambda device: True)
+    ops, looks = TritonOps(shape, 4, host), _Looks(monkeypatch)
+    assert [ops.turns(rows) for rows in (7, 131, 132, 256, 257)] == [True, True, True, True, False]
+    assert not ExactOps(shape, 4, host).turns(64)
+    of_eights = TritonOps(replace(shape, head_dim=64), 4, host)
+    cells, scratch = torch.zeros(3, 8, 16, 128, dtype=torch.bfloat16), plain.scratch(4, 100)
+    names = []
+    for asked, rows, keys in (
+        (plain, 64, cells),
+        (ops, 64, cells),
+        (ops, 7, cells),
+        (ops, 64, cells.view(-1, 8, 8, 128)),
+        (of_eights, 64, cells),
+    ):
+        out, factors = torch.zeros(rows, 16, 128), torch.ones(rows)
+        others = [torch.full((1,), float(each)) for each in range(9)]
+        qkv, cos, sin, q_norm, k_norm, values, tables, slots, lengths = others
+        context = (keys, values, tables, slots, lengths, 0.5)
+        asked.turned_attention(out, qkv, cos, sin, q_norm, k_norm, 1e-6, *context, scratch, row_factors=factors)
+        name, given, with_factors = looks.calls.pop()
+        names.append(name)
+        assert given[:-1] == (out, qkv, cos, sin, q_norm, k_norm, 1e-6, *context) and with_factors is factors
+        assert isinstance(given[-1], StretchScratch) == (name == "streamed_decode")
+        assert given[-1] is scratch or name == "streamed_decode"
+    assert names == ["turned_attention", "streamed_decode", *3 * ["turned_attention"]]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(16, 8), (32, 8), (16, 1), (32, 32)])
+def test_there_is_room_for_every_stretch_that_rows_can_have(heads: int, kv_heads: int) -> None:
+    """As programs share out the positions of all rows."""
+    scratch = StretchScratch.make(heads, kv_heads, 128, TileQueue.make(132, "cpu"))
+    room = len(scratch.marks) // kv_heads
+    assert len(scratch.stats) == 2 * room * heads and len(scratch.sums) == 128 * room * heads
+    chance = random.Random(5)
+    for longest in (1, 600, 2000, 131072):
+        for _ in range(200):
+            lengths = [chance.randint(1, longest) for _ in range(chance.choice((1, 9, 200, 256)))]
+            share = -(-sum(lengths) * kv_heads // 264)
+            stretch = -(-max(share, 512) // 64) * 64
+            assert sum(-(-length // stretch) for length in lengths) <= room
