@@ -6,6 +6,7 @@ On a CPU the same runner runs over the plain reference of its kernels: slow, but
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,6 +94,22 @@ class Family:
                 network(given, logits_to_keep=count).logits[0].float() for network in (self.exact, self.peer)
             )
         return exact, peer
+
+    def tie(self, ids: Sequence[int], count: int) -> float:
+        """How far the last of `ids` is from another choice of experts, in the layer where it is least, in errors: the peer's
+        largest there over the last `count` of them. Infinite without experts."""
+        experts = self.checkpoint.shape.experts
+        if experts is None:
+            return math.inf
+        given = torch.tensor([list(ids)], device=self.exact.device)
+        with torch.inference_mode():
+            found = [network(given, output_router_logits=True).router_logits for network in (self.exact, self.peer)]
+        ratios = []
+        for exact, peer in zip(*found, strict=True):
+            best = exact[-1].float().topk(experts.num_chosen + 1).values
+            error = (peer.float() - exact.float())[-count:].abs().max()
+            ratios.append(float((best[-2] - best[-1]) / error))
+        return min(ratios)
 
 
 def make_family(name: str, folder: Path, device: torch.device) -> Family:
