@@ -41,6 +41,7 @@ def chat(
     if question is not None:
         _say(client, [*history, Message("user", question)])
         return
+    client.knock()
     note(f"{model} at {url}; {_HELP}")
     _converse(client, history)
 

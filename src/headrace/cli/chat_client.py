@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -52,16 +53,30 @@ class ChatClient:
 
     def __init__(self, url: str, key: str, fields: Mapping[str, Any], *, cacert: str | None = None) -> None:
         self._scheme, self._host, self._port, path = parse_url(url)
-        self._path = f"{path.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
+        self._base = f"{path.rstrip('/').removesuffix('/v1')}/v1"
         self._key = key
         self._fields = {name: value for name, value in fields.items() if value is not None}
         self._cacert = cacert
 
+    def knock(self) -> None:
+        """Raises ServerError where nobody is there, or the key is not taken."""
+        with self._connected() as connection:
+            connection.request("GET", f"{self._base}/models", headers={"Authorization": f"Bearer {self._key}"})
+            response = connection.getresponse()
+            # Not every server that talks can name its models.
+            if response.status not in (200, 404):
+                raise ServerError(_reason(response))
+
     def reply(self, messages: Sequence[Message]) -> Iterator[str]:
         """The reply's text as it comes. Leaving the iterator ends the reply. Raises ServerError."""
+        with self._connected() as connection:
+            yield from self._stream(connection, messages)
+
+    @contextmanager
+    def _connected(self) -> Iterator[http.client.HTTPConnection]:
         connection = self._connect()
         try:
-            yield from self._stream(connection, messages)
+            yield connection
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             where = f"{self._scheme}://{self._host}{f':{self._port}' if self._port else ''}"
@@ -83,7 +98,7 @@ class ChatClient:
         headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
         # Who closes the connection wants no more of the reply.
         headers["X-Headrace-On-Disconnect"] = "cancel"
-        connection.request("POST", self._path, msgspec.json.encode(body), headers)
+        connection.request("POST", f"{self._base}/chat/completions", msgspec.json.encode(body), headers)
         response = connection.getresponse()
         if response.status != 200:
             raise ServerError(_reason(response))

@@ -15,8 +15,10 @@ def delta(text: str) -> bytes:
 
 
 class ChatServer(ThreadingHTTPServer):
-    """Each request takes the next of `answers`: (status, headers, parts of a body)."""
+    """Each reply takes the next of `answers`: (status, headers, parts of a body); who asks for models gets `models`."""
 
+    models: tuple[int, bytes] = (200, b'{"data":[]}')
+    knocks: list[tuple[str, str]]
     answers: list[tuple[int, dict[str, str], list[bytes]]]
     asked: list[tuple[str, dict[str, str], Any]]
 
@@ -43,6 +45,13 @@ class _Answer(BaseHTTPRequestHandler):
             self.wfile.write(part)
             self.wfile.flush()
 
+    def do_GET(self) -> None:
+        self.server.knocks.append((self.path, self.headers["Authorization"]))
+        status, body = self.server.models
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body)
+
     def log_message(self, *_: Any) -> None:
         pass
 
@@ -50,7 +59,7 @@ class _Answer(BaseHTTPRequestHandler):
 @contextmanager
 def chat_server() -> Iterator[ChatServer]:
     with ChatServer(("127.0.0.1", 0), _Answer) as server:
-        server.answers, server.asked = [], []
+        server.answers, server.asked, server.knocks = [], [], []
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

@@ -105,6 +105,22 @@ def test_a_conversation_is_kept_cleared_and_survives_an_error(
     assert shown.out.replace("> ", "") == "A\n\nC\nD\n" and "error: 500" in shown.err and "/clear" in shown.err
 
 
+def test_nobody_is_greeted_where_nobody_is_there_or_the_key_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, server: ChatServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.models = (401, b'{"error":{"message":"this key is unknown"}}')
+    assert run(monkeypatch, server, "one\n") == 1
+    told = capsys.readouterr().err
+    assert "401: this key is unknown" in told and "/clear" not in told and not server.asked
+    assert server.knocks == [("/v1/models", "Bearer the-key")]
+    # A server that names no models can still talk.
+    server.models = (404, b"")
+    server.stream(delta("A"), DONE)
+    assert run(monkeypatch, server, "one\n") == 0
+    printed = capsys.readouterr()
+    assert printed.out == "A\n\n" and "/clear" in printed.err
+
+
 def test_a_script_ends_with_the_error_that_it_gets(
     monkeypatch: pytest.MonkeyPatch, server: ChatServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,7 +41,8 @@ class LiveProgress:
             self._live.update(self._line(driver, label), refresh=True)
         elif not 0.0 <= elapsed_s - self._told_s < _QUIET_S:
             self._told_s = elapsed_s
-            self._console.print(self._line(driver, label), highlight=False)
+            # Into a file, a line is a line.
+            self._console.print(self._line(driver, label), highlight=False, soft_wrap=True)
 
     def _line(self, driver: Driver, label: str) -> Any:
         from rich.text import Text

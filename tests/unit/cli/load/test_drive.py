@@ -57,7 +57,9 @@ def test_a_closed_load_keeps_its_users_at_work_and_its_connections_open() -> Non
     uvloop.run(load())
 
 
-def test_progress_is_a_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_a_line_on_stderr(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    # What a file is taken for as wide; no line is broken for it.
+    monkeypatch.setenv("COLUMNS", "40")
     from headrace.cli.load.drive import Driver
     from headrace.cli.load.progress import LiveProgress
     from headrace.cli.load.wording import Asked, Wording
@@ -76,7 +78,7 @@ def test_progress_is_a_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> Non
 
     uvloop.run(load())
     printed = capsys.readouterr()
-    assert printed.out == ""
+    assert printed.out == "" and printed.err.count("\n") == 1
     words = " ".join(printed.err.split())
     assert words.startswith("streamed: 0.") and words.count("3 sent") == 1
     assert "0 in flight · 3 over · 0 bad" in words and "TTFT" in words
