@@ -6,9 +6,9 @@ On a CPU the same runner runs over the plain reference of its kernels: slow, but
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,21 +95,41 @@ class Family:
             )
         return exact, peer
 
-    def tie(self, ids: Sequence[int], count: int) -> float:
-        """How far the last of `ids` is from another choice of experts, in the layer where it is least, in errors: the peer's
-        largest there over the last `count` of them. Infinite without experts."""
-        experts = self.checkpoint.shape.experts
-        if experts is None:
-            return math.inf
+    def other_choices(self, ids: Sequence[int], near: float) -> list[Tensor]:
+        """Logits of the exact model after the last of `ids` if it had been given another choice of experts in one layer: for
+        each layer in which that choice is within `near` errors of its own, the error being the peer's at that place."""
         given = torch.tensor([list(ids)], device=self.exact.device)
+        routers = [[each for each in network.modules() if hasattr(each, "top_k") and hasattr(each, "num_experts")]
+                   for network in (self.exact, self.peer)]  # fmt: skip
         with torch.inference_mode():
-            found = [network(given, output_router_logits=True).router_logits for network in (self.exact, self.peer)]
-        ratios = []
-        for exact, peer in zip(*found, strict=True):
-            best = exact[-1].float().topk(experts.num_chosen + 1).values
-            error = (peer.float() - exact.float())[-count:].abs().max()
-            ratios.append(float((best[-2] - best[-1]) / error))
-        return min(ratios)
+            found = [_routed(network, routers[index], given) for index, network in enumerate((self.exact, self.peer))]
+            logits = []
+            for router, exact, peer in zip(routers[0], *found, strict=True):
+                best = exact.topk(router.top_k + 1)
+                if best.values[-2] - best.values[-1] <= near * (peer - exact).abs().max():
+                    weakest, next_one = (int(place) for place in best.indices[-2:])
+                    hook = router.register_forward_hook(partial(_swap, weakest, next_one))
+                    logits.append(self.exact(given, logits_to_keep=1).logits[0, -1].float())
+                    hook.remove()
+        return logits
+
+
+def _routed(network: Any, routers: list[Any], given: Tensor) -> list[Tensor]:
+    """What each layer's router says of the last token."""
+    said: list[Tensor] = []
+    hooks = [each.register_forward_hook(lambda _, __, out: said.append(out[0][-1].float())) for each in routers]
+    network(given, logits_to_keep=1)
+    for hook in hooks:
+        hook.remove()
+    return said
+
+
+def _swap(weakest: int, next_one: int, router: Any, given: Any, out: tuple[Tensor, Tensor, Tensor]) -> Any:
+    """The weakest expert that the last token chose becomes the one that it nearly chose."""
+    logits, scores, chosen = out
+    chosen = chosen.clone()
+    chosen[-1] = torch.where(chosen[-1] == weakest, next_one, chosen[-1])
+    return logits, scores, chosen
 
 
 def make_family(name: str, folder: Path, device: torch.device) -> Family:

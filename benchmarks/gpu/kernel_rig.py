@@ -69,6 +69,12 @@ def relative_error(got: Tensor, want: Tensor) -> float:
     return float((got.double() - want.double()).norm() / want.double().norm().clamp(min=1e-30))
 
 
+def worst_row_error(got: Tensor, want: Tensor) -> float:
+    """Each row by itself: what one of many says may be small beside the others'. NaN where any is."""
+    off, size = ((each.double().flatten(1).norm(dim=1)) for each in (got.double() - want.double(), want))
+    return float((off / size.clamp(min=1e-30)).max())
+
+
 def seconds(launches: list[Callable[[], None]], *, budget_s: float = 0.03) -> float:
     """Per launch, by replays of one graph that holds all of them, several times over if they are few."""
     side = torch.cuda.Stream()

@@ -146,7 +146,8 @@ class TritonOps:
         decode_attention(out, queries, keys, values, tables, slots, lengths, scale, scratch)
 
     def turns(self, rows: int) -> bool:
-        """Where programs are many, norms of queries and keys are cheaper apart (measured on an H200), unless it is streamed."""
+        """Where programs are many, norms of queries and keys are cheaper apart (measured on an H200), unless it is streamed,
+        as it is over pages of the usual size."""
         is_cheap = not self._shape.qk_norm or rows * self._shape.num_kv_heads < _MANY_PROGRAMS
         return is_cheap or self._streams_decode(rows)
 

@@ -27,10 +27,10 @@ class _Tray(Card):
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)
-        self.given: list[tuple[int, bytes]] = []
+        self.given: list[tuple[str, int, bytes]] = []
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
-        self.given.append((shared, binary))
+        self.given.append((name, shared, binary))
         return super().load_binary(name, binary, shared, device)
 
 
@@ -57,12 +57,13 @@ def _loops() -> list[list[str]]:
 
 def _releases(kernel: str) -> list[list[str]]:
     """Of each kernel of attention, in order: waits for products, where warps meet, and words that a tile may be overwritten;
-    what barriers count, where it waits for the launch before, and what tensor cores are shown."""
+    what barriers count, where it waits for the launch before and counts what others see, what tensor cores are shown, and
+    registers."""
     from triton import knobs
 
     words = re.compile(
         r"wgmma\.wait_group\.sync\.aligned\s+\d|\bbar\.\w*\.?sync|barrier\.cta\.sync|mbarrier\.arrive\.shared"
-        r"|mbarrier\.init[^,]*, \d|griddepcontrol\.wait|fence\.proxy\.async"
+        r"|mbarrier\.init[^,]*, \d|griddepcontrol\.wait|fence\.proxy\.async|atom\.global\.gpu\.\w+|\.maxnreg \d+"
     )
     address = re.compile(r"init.*, ")
     texts = (path.read_text() for path in Path(knobs.cache.dir).rglob(f"{kernel}.ptx"))
@@ -123,7 +124,7 @@ def main() -> dict[str, object]:
     with ahead.compiling(work, torch.device("cpu"), compilers):
         pass
     work()
-    kernels = [{"shared": shared, "stack": _stack_bytes(binary)} for shared, binary in card.given]
+    kernels = [{"name": name, "shared": shared, "stack": _stack_bytes(binary)} for name, shared, binary in card.given]
     orders = {"loops": _loops(), "releases": _releases("_attend_streamed"), "looks": _releases("_look_streamed")}
     return {"compiled": compiled, "kernels": kernels, "launched": len(card.launched), **orders}
 

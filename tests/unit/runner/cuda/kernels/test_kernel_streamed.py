@@ -17,6 +17,7 @@ from torch import Tensor
 
 from headrace.runner.cuda import triton_ops
 from headrace.runner.cuda.exact_ops import ExactOps
+from headrace.runner.cuda.kernels import streamed_decode as streamed_decode_module
 from headrace.runner.cuda.kernels.decode_attention import last_config
 from headrace.runner.cuda.kernels.fresh_attention import fresh_rows
 from headrace.runner.cuda.kernels.streamed_attention import TileQueue, streamed_rows
@@ -208,9 +209,17 @@ def test_they_compile_ahead_and_need_no_more_than_a_card_has(tmp_path: Path, mon
         assert order.count("griddepcontrol.wait") == 3 and order.count("fence.proxy.async") == 4
         counts = [word.removeprefix("mbarrier.init ") for word in order if word.startswith("mbarrier.init")]
         assert counts == 10 * ["1"]
-    # Two programs share a multiprocessor, which has 1 KiB more for each.
-    shared = [kernel["shared"] for kernel in found["kernels"]]
-    assert sum(2 * (size + 1024) <= 228 << 10 and size > 96 << 10 for size in shared) >= 2
+        # The fetching warp draws, and counts those that leave, behind a wait; stretches are counted by those who have waited.
+        alone = [word for word in order if not word.startswith("bar")]
+        drawn = [at for at, word in enumerate(alone) if word.startswith("atom")]
+        assert [alone[at].rpartition(".")[2] for at in drawn] == ["acq_rel", "relaxed", "acq_rel"]
+        assert [alone[at - 1] for at in drawn[1:]] == 2 * ["griddepcontrol.wait"]
+        assert alone.index("griddepcontrol.wait") < drawn[0]
+        # Two programs of eight warps share a multiprocessor's registers.
+        assert [int(word.split()[1]) * 2 * 8 * 32 for word in order if word.startswith(".maxnreg")] == [65536]
+    # And its shared memory, of which each takes 1 KiB more.
+    looks = [kernel["shared"] for kernel in found["kernels"] if kernel["name"] == "_look_streamed"]
+    assert len(looks) == 2 and all(2 * (size + 1024) <= 228 << 10 for size in looks)
 
 
 @pytest.mark.parametrize(
@@ -273,6 +282,40 @@ def test_single_tokens_are_streamed_where_that_was_faster() -> None:
     assert not is_streamed_memory(cells.view(1, 8, 32, 128))
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "few"), [(16, 8, 8), (64, 8, 8), (72, 8, 16), (16, 1, 16)])
+def test_the_kernel_is_told_what_it_asks_for(
+    monkeypatch: pytest.MonkeyPatch, heads: int, kv_heads: int, few: int
+) -> None:
+    launches: list[tuple[tuple[int], tuple[Any, ...], dict[str, Any]]] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int]) -> Any:
+            return lambda *given, **known: launches.append((grid, given, known))
+
+    monkeypatch.setattr(streamed_decode_module, "_look_streamed", Kernel())
+    scratch = StretchScratch.make(heads, kv_heads, 128, TileQueue.make(10, "cpu"))
+    out = torch.zeros(40, heads, 128, dtype=torch.bfloat16)
+    qkv = torch.zeros(40, (heads + 2 * kv_heads) * 128, dtype=torch.bfloat16)
+    cells, words = torch.zeros(3, kv_heads, 16, 128, dtype=torch.bfloat16), torch.zeros(40, 9, dtype=torch.int32)
+    norms, factors = torch.zeros(128), torch.zeros(40)
+    context = (cells, cells, words, words[:, 0], words[:, 1], 0.5)
+    for norm, given_factors in ((norms, None), (None, factors)):
+        streamed_decode_module.streamed_decode(
+            out, qkv, norms, norms, norm, norm, 1e-6, *context, scratch, row_factors=given_factors
+        )
+        grid, given, known = launches.pop()
+        assert grid == (20,) and given[14] == pytest.approx(0.5 * 1.4426950408889634)
+        assert given[9].shape == [3 * kv_heads * 16, 128] and given[9].block_shape == [16, 128]
+        assert given[15:19] == (scratch.sums, scratch.stats, scratch.marks, scratch.queue.tickets)
+        assert given[20:] == (qkv.stride(0), heads * 128, 9, 40)
+        assert (known["normed"], known["scaled"]) == (norm is not None, given_factors is not None)
+        assert (known["few"], known["group"], known["kv_heads"]) == (few, heads // kv_heads, kv_heads)
+    with pytest.raises(AssertionError):
+        streamed_decode_module.streamed_decode(
+            out.expand(8, 40, heads, 128).flatten(0, 1)[:257], qkv, norms, norms, norms, norms, 1e-6, *context, scratch
+        )
+
+
 class _Looks:
     """In the place of both kernels of single tokens: which was asked, and what for."""
 
@@ -294,7 +337,7 @@ def test_single_tokens_go_the_way_that_is_worth_it(monkeypatch: pytest.MonkeyPat
     ops, looks = TritonOps(shape, 4, host), _Looks(monkeypatch)
     assert [ops.turns(rows) for rows in (7, 131, 132, 256, 257)] == [True, True, True, True, False]
     assert not ExactOps(shape, 4, host).turns(64)
-    of_eights = TritonOps(replace(shape, head_dim=64), 4, host)
+    narrow = TritonOps(replace(shape, head_dim=64), 4, host)
     cells, scratch = torch.zeros(3, 8, 16, 128, dtype=torch.bfloat16), plain.scratch(4, 100)
     names = []
     for asked, rows, keys in (
@@ -302,7 +345,7 @@ def test_single_tokens_go_the_way_that_is_worth_it(monkeypatch: pytest.MonkeyPat
         (ops, 64, cells),
         (ops, 7, cells),
         (ops, 64, cells.view(-1, 8, 8, 128)),
-        (of_eights, 64, cells),
+        (narrow, 64, cells),
     ):
         out, factors = torch.zeros(rows, 16, 128), torch.ones(rows)
         others = [torch.full((1,), float(each)) for each in range(9)]
@@ -323,6 +366,7 @@ def test_there_is_room_for_every_stretch_that_rows_can_have(heads: int, kv_heads
     scratch = StretchScratch.make(heads, kv_heads, 128, TileQueue.make(132, "cpu"))
     room = len(scratch.marks) // kv_heads
     assert len(scratch.stats) == 2 * room * heads and len(scratch.sums) == 128 * room * heads
+    assert not scratch.marks.any() and not scratch.queue.tickets.any()
     chance = random.Random(5)
     for longest in (1, 600, 2000, 131072):
         for _ in range(200):
