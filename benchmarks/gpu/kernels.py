@@ -37,8 +37,10 @@ from headrace.runner.cuda.kernels.scan import Scan
 from headrace.runner.cuda.kernels.streamed_attention import TileQueue, streamed_attention, streamed_rows
 from headrace.runner.cuda.kernels.streamed_decode import (
     StretchScratch,
+    can_stream_decode,
     is_worth_streaming_decode,
     streamed_decode,
+    streamed_decode_turned,
 )
 from headrace.runner.cuda.kernels.streamed_product import can_stream
 from headrace.runner.cuda.kernels.turned_attention import turned_attention
@@ -70,7 +72,9 @@ PREFILLS = (
 )
 
 
-def decode_launches(rows: int, context: int, heads: int, kv_heads: int, dim: int) -> Callable[[DecodeConfig], Row]:
+def decode_launches(
+    rows: int, context: int, heads: int, kv_heads: int, dim: int
+) -> Callable[[DecodeConfig | StretchScratch], Row]:
     size = 2 * 2 * rows * context * kv_heads * dim
     # As many layers as a model has, or as many as the cache does not hold.
     layers = max(2, min(28, math.ceil(256e6 / size)))
@@ -78,14 +82,16 @@ def decode_launches(rows: int, context: int, heads: int, kv_heads: int, dim: int
     q, out = normal(rows, heads, dim), poisoned(rows, heads, dim)
     slots = torch.randperm(rows, device="cuda").int()
 
-    def measure(config: DecodeConfig) -> Row:
-        scratch = DecodeScratch.make(rows, heads, kv_heads, dim, config, "cuda")
-
+    def measure(way: DecodeConfig | StretchScratch) -> Row:
         def launch(layer: int) -> Callable[[], None]:
-            return lambda: decode_attention(
-                out, q, pages.keys[layer], pages.values[layer], pages.tables, slots, pages.lengths, dim**-0.5, scratch,
-            )  # fmt: skip
+            cells = (pages.keys[layer], pages.values[layer])
+            args = (out, q, *cells, pages.tables, slots, pages.lengths, dim**-0.5)
+            if isinstance(way, StretchScratch):
+                return partial(streamed_decode_turned, *args, way)
+            return partial(decode_attention, *args, scratch)
 
+        if isinstance(way, DecodeConfig):
+            scratch = DecodeScratch.make(rows, heads, kv_heads, dim, way, "cuda")
         took = seconds([launch(layer) for layer in range(layers)])
         return {"us": took * 1e6, "share": size / BANDWIDTH / took}
 
@@ -98,6 +104,9 @@ def bench_decode(sweep: bool) -> Iterator[Row]:
         measure = decode_launches(*shape)
         name = f"decode {rows} x {context}, {heads}/{kv_heads}x{dim}"
         yield {"name": name, **measure(decode_config(rows, kv_heads))}
+        if may_stream(*shape):
+            scratch = StretchScratch.make(heads, kv_heads, dim, tile_queue(torch.device("cuda")))
+            yield {"name": "  streamed", **measure(scratch)}
         if not sweep:
             continue
         found = []
@@ -116,6 +125,12 @@ def bench_decode(sweep: bool) -> Iterator[Row]:
                     {"name": f"  tile {tile} warps {warps} stages {stages} splits {splits}", **measure(config)}
                 )
         yield from sorted(found, key=lambda row: row["us"])[:6]
+
+
+def may_stream(rows: int, context: int, heads: int, kv_heads: int, dim: int) -> bool:
+    """Whether an engine on this card streams such rows."""
+    is_able = can_stream(torch.device("cuda")) and can_stream_decode(heads, kv_heads, dim)
+    return is_able and is_worth_streaming_decode(rows, kv_heads)
 
 
 def decode_cuts(rows: int, context: int, kv_heads: int) -> list[int]:
@@ -312,10 +327,15 @@ def turned_times(rows: int, context: int, heads: int, kv_heads: int, dim: int, n
         turns = (qkv, angles, angles, norm, norm, 1e-6)
         streamed_decode(out, *turns, keys, values, pages.tables, slots, pages.lengths, dim**-0.5, stretches)
 
+    def streamed_apart(layer: int) -> None:
+        keys, values = pages.keys[layer], pages.values[layer]
+        rotary_write(qkv, positions, cells, angles, angles, norm, norm, 1e-6, q, keys, values)
+        streamed_decode_turned(out, q, keys, values, pages.tables, slots, pages.lengths, dim**-0.5, stretches)
+
     ways = [(f"turned {rows} x {context}, {heads}/{kv_heads}x{dim}", joined), ("  apart", apart)]
-    if can_stream(out.device) and is_worth_streaming_decode(rows, kv_heads):
+    if may_stream(rows, context, heads, kv_heads, dim):
         stretches = StretchScratch.make(heads, kv_heads, dim, tile_queue(out.device))
-        ways.append(("  streamed", streamed))
+        ways += [("  streamed", streamed), ("  streamed, apart", streamed_apart)]
     for name, launch in ways:
         took = seconds([partial(launch, layer) for layer in range(layers)])
         yield {"name": name, "us": took * 1e6, "share": size / BANDWIDTH / took}

@@ -46,6 +46,7 @@ from headrace.runner.cuda.kernels.streamed_decode import (
     is_streamed_memory,
     is_worth_streaming_decode,
     streamed_decode,
+    streamed_decode_turned,
 )
 from headrace.runner.cuda.kernels.streamed_product import (
     can_stream,
@@ -143,7 +144,12 @@ class TritonOps:
         scale: float,
         scratch: DecodeScratch,
     ) -> None:
-        decode_attention(out, queries, keys, values, tables, slots, lengths, scale, scratch)
+        context = (keys, values, tables, slots, lengths, scale)
+        stretches = self._stretches_for(len(out), keys)
+        if stretches is None:
+            decode_attention(out, queries, *context, scratch)
+        else:
+            streamed_decode_turned(out, queries, *context, stretches)
 
     def turns(self, rows: int) -> bool:
         """Where programs are many, norms of queries and keys are cheaper apart (measured on an H200), unless it is streamed,
@@ -153,6 +159,10 @@ class TritonOps:
 
     def _streams_decode(self, rows: int) -> bool:
         return self._stretches is not None and is_worth_streaming_decode(rows, self._shape.num_kv_heads)
+
+    def _stretches_for(self, rows: int, keys: Tensor) -> StretchScratch | None:
+        """Where attention of so many single tokens over this memory is streamed."""
+        return self._stretches if self._streams_decode(rows) and is_streamed_memory(keys) else None
 
     def turned_attention(
         self,
@@ -175,10 +185,11 @@ class TritonOps:
     ) -> None:
         turns = (qkv, cosines, sines, q_norm, k_norm, eps)
         context = (keys, values, tables, slots, lengths, scale)
-        if self._stretches is not None and self._streams_decode(len(out)) and is_streamed_memory(keys):
-            streamed_decode(out, *turns, *context, self._stretches, row_factors=row_factors)
-        else:
+        stretches = self._stretches_for(len(out), keys)
+        if stretches is None:
             turned_attention(out, *turns, *context, scratch, row_factors=row_factors)
+        else:
+            streamed_decode(out, *turns, *context, stretches, row_factors=row_factors)
 
     def product(self, rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
         if self._may_stream and bias is None and is_worth_streaming_alone(len(rows), weight):

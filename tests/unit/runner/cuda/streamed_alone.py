@@ -76,7 +76,7 @@ def main() -> dict[str, object]:
 
     from headrace.runner.cuda.kernels import ahead
     from headrace.runner.cuda.kernels.streamed_attention import TileQueue, streamed_attention
-    from headrace.runner.cuda.kernels.streamed_decode import StretchScratch, streamed_decode
+    from headrace.runner.cuda.kernels.streamed_decode import StretchScratch, streamed_decode, streamed_decode_turned
     from headrace.runner.cuda.kernels.streamed_product import streamed_config, streamed_product
     from headrace.runner.cuda.squares import Squares
 
@@ -115,11 +115,11 @@ def main() -> dict[str, object]:
             factors = None if heads == 16 else torch.ones(256)
             kv_heads = 8 if heads == 16 else 2
             angles, cells, slots = torch.empty(9, 64), empty(9, kv_heads, 16, 128), torch.zeros(256, dtype=torch.int32)
-            streamed_decode(
-                empty(256, heads, 128), empty(256, (heads + 2 * kv_heads) * 128), angles, angles, head_norm, head_norm, 1e-5, cells, cells,
-                torch.zeros(256, 9, dtype=torch.int32), slots, slots, 0.1, StretchScratch.make(heads, kv_heads, 128, queue),
-                row_factors=factors,
-            )  # fmt: skip
+            scratch, tables = StretchScratch.make(heads, kv_heads, 128, queue), torch.zeros(256, 9, dtype=torch.int32)
+            qkv, context = empty(256, (heads + 2 * kv_heads) * 128), (cells, cells, tables, slots, slots, 0.1)
+            turns = (qkv, angles, angles, head_norm, head_norm, 1e-5)
+            streamed_decode(empty(256, heads, 128), *turns, *context, scratch, row_factors=factors)
+            streamed_decode_turned(empty(256, heads, 128), empty(256, heads, 128), *context, scratch)
 
     with ahead.compiling(work, torch.device("cpu"), compilers):
         pass

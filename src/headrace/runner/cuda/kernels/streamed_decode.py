@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def,misc,no-untyped-call,import-not-found,import-untyped,untyped-decorator"
-"""Attention of single tokens straight from the product of queries, keys and values, as `turned_attention`, near what a card's
-memory gives, however unequal the rows are.
+"""Attention of single tokens near what a card's memory gives, however unequal the rows are: straight from the product of
+queries, keys and values, as `turned_attention`, or from queries and cells that are turned and written, as `decode_attention`.
 
 The warps of a program divide the work: one fetches pages, and fetches the next stretch's while the others still look at
 this one's, turn its query or merge; so memory is never waited for twice. Programs stay, and draw stretches: as many as all
@@ -95,17 +95,56 @@ def streamed_decode(
     row_factors: Tensor | None = None,
 ) -> None:
     """As `turned_attention`. Rows may lie in any order: where the longest lie first, none is waited for alone."""
-    (rows, heads, dim), kv_heads, queue = out.shape, keys.shape[1], scratch.queue
+    assert (q_norm is None) == (k_norm is None)
+    norms = (cos if q_norm is None else q_norm, cos if k_norm is None else k_norm)
+    factors = cos if row_factors is None else row_factors
+    _launch(
+        out,
+        (qkv, cos, sin, *norms, eps),
+        (keys, values, tables, slots, lengths, scale),
+        factors,
+        scratch,
+        normed=q_norm is not None,
+        scaled=row_factors is not None,
+    )
+
+
+def streamed_decode_turned(
+    out: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    scale: float,
+    scratch: StretchScratch,
+) -> None:
+    """As `decode_attention`: the rows' own keys and values are in their cells."""
+    none = queries
+    context = (keys, values, tables, slots, lengths, scale)
+    _launch(out, (queries.flatten(1), none, none, none, none, 0.0), context, none, scratch, turned=True)
+
+
+def _launch(
+    out: Tensor,
+    turns: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float],
+    context: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float],
+    row_factors: Tensor,
+    scratch: StretchScratch,
+    *,
+    turned: bool = False,
+    normed: bool = False,
+    scaled: bool = False,
+) -> None:
+    rows, heads, dim = out.shape
+    keys, values, tables, slots, lengths, scale = context
+    kv_heads, queue, given = keys.shape[1], scratch.queue, turns[0]
     assert can_stream_decode(heads, kv_heads, dim) and is_streamed_memory(keys) and rows <= _MOST_ROWS
-    assert qkv.dtype == torch.bfloat16 and (q_norm is None) == (k_norm is None)
+    assert given.dtype == torch.bfloat16
     _look_streamed[(_EACH * queue.programs,)](
         out,
-        qkv,
-        cos,
-        sin,
-        cos if q_norm is None else q_norm,
-        cos if k_norm is None else k_norm,
-        eps,
+        *turns,
         keys,
         values,
         _pages(keys),
@@ -118,8 +157,8 @@ def streamed_decode(
         scratch.stats,
         scratch.marks,
         queue.tickets,
-        cos if row_factors is None else row_factors,
-        qkv.stride(0),
+        row_factors,
+        given.stride(0),
         out.stride(0),
         tables.stride(0),
         rows,
@@ -132,8 +171,9 @@ def streamed_decode(
         page=_PAGE,
         tile=_TILE,
         stages=_STAGES,
-        normed=q_norm is not None,
-        scaled=row_factors is not None,
+        turned=turned,
+        normed=normed,
+        scaled=scaled,
         fetcher=_FETCHER,
         num_warps=4,
         maxnreg=_FIRST,
@@ -183,6 +223,7 @@ def _look_streamed(
     page: gl.constexpr,
     tile: gl.constexpr,
     stages: gl.constexpr,
+    turned: gl.constexpr,
     normed: gl.constexpr,
     scaled: gl.constexpr,
     fetcher: gl.constexpr,
@@ -226,6 +267,7 @@ def _look_streamed(
                     page,
                     tile,
                     stages,
+                    turned,
                     normed,
                     scaled,
                 ),
@@ -248,6 +290,7 @@ def _look_streamed(
                     page,
                     tile,
                     stages,
+                    turned,
                 ),
             ),
         ],
@@ -278,6 +321,7 @@ def _provide(
     page: gl.constexpr,
     tile: gl.constexpr,
     stages: gl.constexpr,
+    turned: gl.constexpr,
 ):
     ks, vs, full, free = ring
     notes, told, heard = post
@@ -293,6 +337,9 @@ def _provide(
     items = gl.max(ends, 0) * kv_heads
     stage, phase, place, side = 0, 1, 0, 1
     ticket = gl.program_id(0)
+    if turned:
+        # The launch before may be the one that writes the rows' own cells.
+        gdc_wait()
     while ticket < items:
         head, unit = ticket % kv_heads, ticket // kv_heads
         row = gl.sum((ends <= unit).to(gl.int32), 0)
@@ -372,6 +419,7 @@ def _look(
     page: gl.constexpr,
     tile: gl.constexpr,
     stages: gl.constexpr,
+    turned: gl.constexpr,
     normed: gl.constexpr,
     scaled: gl.constexpr,
 ):
@@ -396,7 +444,9 @@ def _look(
         mbarrier.arrive(heard.index(place))
         place, side = advance(place, side, 2)
         is_last = stop == length
-        if length > 0:
+        if turned:
+            _take(qs, turns, row, head, group, few, dim, spread)
+        elif length > 0:
             _turn(
                 qs,
                 owns,
@@ -422,7 +472,10 @@ def _look(
         for at in range(first, stop, tile):
             mbarrier.wait(full.index(stage), phase)
             if is_last & (at + tile >= stop):
-                _put(ks.index(stage), vs.index(stage), owns, length - 1 - at, tile, spread)
+                if turned:
+                    _clear(vs.index(stage), length - at, tile, dim, spread)
+                else:
+                    _put(ks.index(stage), vs.index(stage), owns, length - 1 - at, tile, spread)
             asked = warpgroup_mma(ks.index(stage), qs.permute((1, 0)), none, use_acc=False, is_async=True)
             score = warpgroup_mma_wait(0, deps=(asked,)) * scale
             score = gl.where((at + seen)[:, None] < stop, score, float("-inf"))
@@ -518,6 +571,32 @@ def _turn(
         cell = ((block * kv_heads + head) * page + position % page) * dim
         gl.store(keys + cell + d, key)
         gl.store(values + cell + d, value)
+
+
+@gluon.jit
+def _take(qs, turns, row, head, group: gl.constexpr, few: gl.constexpr, dim: gl.constexpr, spread: gl.constexpr):
+    """The row's queries of one key head, which are turned, to their place."""
+    queries, stride = turns[0], turns[7]
+    g = gl.arange(0, few, gl.SliceLayout(1, spread))
+    d = gl.arange(0, dim, gl.SliceLayout(0, spread))
+    source = queries + row.to(gl.int64) * stride + (head * group + g)[:, None] * dim + d[None, :]
+    qs.store(gl.load(source, mask=(g < group)[:, None], other=0.0))
+    fence_async_shared()
+    meet()
+
+
+@gluon.jit
+def _clear(v, count, tile: gl.constexpr, dim: gl.constexpr, spread: gl.constexpr):
+    """Zeros for values from line `count` of a tile on, where memory may have anything."""
+    some: gl.constexpr = 16
+    for at in gl.static_range(0, tile, some):
+        if at + some > count:
+            line = at + gl.arange(0, some, gl.SliceLayout(1, spread))
+            lines = v.slice(at, some)
+            held = lines.load(spread)
+            lines.store(gl.where((line < count)[:, None], held, gl.zeros_like(held)))
+    fence_async_shared()
+    meet()
 
 
 @gluon.jit

@@ -178,7 +178,7 @@ def test_they_compile_ahead_and_need_no_more_than_a_card_has(tmp_path: Path, mon
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, sys.path)]))
     argv = [sys.executable, "-m", "tests.unit.runner.cuda.streamed_alone"]
     found = json.loads(subprocess.run(argv, stdout=subprocess.PIPE, timeout=240, check=True).stdout)
-    assert found["compiled"] == [] and found["launched"] == len(found["kernels"]) == 11
+    assert found["compiled"] == [] and found["launched"] == len(found["kernels"]) == 13
     for kernel in found["kernels"]:
         assert kernel["shared"] <= SHARED_BYTES
         assert kernel["stack"] == 0
@@ -198,15 +198,17 @@ def test_they_compile_ahead_and_need_no_more_than_a_card_has(tmp_path: Path, mon
         counts = [word.removeprefix("mbarrier.init ") for word in order if word.startswith("mbarrier.init")]
         assert counts == 3 * ["1", "1", "2", "2"]
         assert order.count("griddepcontrol.wait") == 1 and order.count("fence.proxy.async") == 3
-    assert len(found["looks"]) == 2
+    assert len(found["looks"]) == 4
+    # Each waits for the launch before: to look, to draw, and to put the tickets back; and to fetch, where that one has
+    # written cells.
+    assert sorted(order.count("griddepcontrol.wait") for order in found["looks"]) == [3, 3, 4, 4]
     for order in found["looks"]:
         # Of those who look, all have read a tile, or a note, before one lets it go; so has the warp that fetches written one.
         ends = [at for at, word in enumerate(order) if word.startswith("mbarrier.arrive")]
         assert len(ends) == 4 and all(order[at - 1].startswith("bar") for at in ends)
         assert sum(order[at - 2].startswith("wgmma") for at in ends) == 1
-        # Each waits for the launch before: to look, to draw, and to put the tickets back. Queries, a row's own token and
-        # weights are seen by the tensor cores, and barriers by all.
-        assert order.count("griddepcontrol.wait") == 3 and order.count("fence.proxy.async") == 4
+        # Queries, a row's own token or zeros, and weights are seen by the tensor cores, and barriers by all.
+        assert order.count("fence.proxy.async") == 4
         counts = [word.removeprefix("mbarrier.init ") for word in order if word.startswith("mbarrier.init")]
         assert counts == 10 * ["1"]
         # The fetching warp draws, and counts those that leave, behind a wait; stretches are counted by those who have waited.
@@ -219,7 +221,7 @@ def test_they_compile_ahead_and_need_no_more_than_a_card_has(tmp_path: Path, mon
         assert [int(word.split()[1]) * 2 * 8 * 32 for word in order if word.startswith(".maxnreg")] == [65536]
     # And its shared memory, of which each takes 1 KiB more.
     looks = [kernel["shared"] for kernel in found["kernels"] if kernel["name"] == "_look_streamed"]
-    assert len(looks) == 2 and all(2 * (size + 1024) <= 228 << 10 for size in looks)
+    assert len(looks) == 4 and all(2 * (size + 1024) <= 228 << 10 for size in looks)
 
 
 @pytest.mark.parametrize(
@@ -309,22 +311,29 @@ def test_the_kernel_is_told_what_it_asks_for(
         assert given[15:19] == (scratch.sums, scratch.stats, scratch.marks, scratch.queue.tickets)
         assert given[20:] == (qkv.stride(0), heads * 128, 9, 40)
         assert (known["normed"], known["scaled"]) == (norm is not None, given_factors is not None)
+        assert not known["turned"]
         assert (known["few"], known["group"], known["kv_heads"]) == (few, heads // kv_heads, kv_heads)
     with pytest.raises(AssertionError):
         streamed_decode_module.streamed_decode(
             out.expand(8, 40, heads, 128).flatten(0, 1)[:257], qkv, norms, norms, norms, norms, 1e-6, *context, scratch
         )
+    # A row of queries lies among others.
+    queries = torch.zeros(40, 2 * heads, 128, dtype=torch.bfloat16)[:, :heads]
+    streamed_decode_module.streamed_decode_turned(out, queries, *context, scratch)
+    grid, given, known = launches.pop()
+    assert grid == (20,) and given[1].data_ptr() == queries.data_ptr() and given[20] == 2 * heads * 128
+    assert (known["turned"], known["normed"], known["scaled"]) == (True, False, False)
 
 
 class _Looks:
-    """In the place of both kernels of single tokens: which was asked, and what for."""
+    """In the place of all kernels of single tokens: which was asked, and what for."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[str, tuple[Any, ...], Any]] = []
-        for name in ("streamed_decode", "turned_attention"):
+        for name in ("streamed_decode", "turned_attention", "streamed_decode_turned", "decode_attention"):
             monkeypatch.setattr(triton_ops, name, partial(self._note, name))
 
-    def _note(self, name: str, *given: Any, row_factors: Tensor | None) -> None:
+    def _note(self, name: str, *given: Any, row_factors: Tensor | None = None) -> None:
         self.calls.append((name, given, row_factors))
 
 
@@ -357,6 +366,11 @@ def test_single_tokens_go_the_way_that_is_worth_it(monkeypatch: pytest.MonkeyPat
         assert given[:-1] == (out, qkv, cos, sin, q_norm, k_norm, 1e-6, *context) and with_factors is factors
         assert isinstance(given[-1], StretchScratch) == (name == "streamed_decode")
         assert given[-1] is scratch or name == "streamed_decode"
+        asked.decode_attention(out, qkv, *context, scratch)
+        turned, given, _ = looks.calls.pop()
+        assert turned == {"streamed_decode": "streamed_decode_turned"}.get(name, "decode_attention")
+        assert given[:-1] == (out, qkv, *context)
+        assert given[-1] is (scratch if turned == "decode_attention" else ops._stretches)
     assert names == ["turned_attention", "streamed_decode", *3 * ["turned_attention"]]
 
 
