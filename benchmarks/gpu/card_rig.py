@@ -6,7 +6,7 @@ On a CPU the same runner runs over the plain reference of its kernels: slow, but
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -95,40 +95,43 @@ class Family:
             )
         return exact, peer
 
-    def other_choices(self, ids: Sequence[int], near: float) -> list[Tensor]:
-        """Logits of the exact model after the last of `ids` if it had been given another choice of experts in one layer: for
-        each layer in which that choice is within `near` errors of its own, the error being the peer's at that place."""
+    def other_choices(self, ids: Sequence[int], near: float) -> Iterator[Tensor]:
+        """Logits of the exact model after the last of `ids` if one of them had been given another choice of experts in one
+        layer: for each that nearly was, its own being within `near` errors of it, the error being the peer's at that place.
+        A choice changes what all later tokens see, and they choose by it."""
         given = torch.tensor([list(ids)], device=self.exact.device)
+        networks = (self.exact, self.peer)
         routers = [[each for each in network.modules() if hasattr(each, "top_k") and hasattr(each, "num_experts")]
-                   for network in (self.exact, self.peer)]  # fmt: skip
+                   for network in networks]  # fmt: skip
         with torch.inference_mode():
-            found = [_routed(network, routers[index], given) for index, network in enumerate((self.exact, self.peer))]
-            logits = []
+            found = [_routed(network, own, given) for network, own in zip(networks, routers, strict=True)]
             for router, exact, peer in zip(routers[0], *found, strict=True):
                 best = exact.topk(router.top_k + 1)
-                if best.values[-2] - best.values[-1] <= near * (peer - exact).abs().max():
-                    weakest, next_one = (int(place) for place in best.indices[-2:])
-                    hook = router.register_forward_hook(partial(_swap, weakest, next_one))
-                    logits.append(self.exact(given, logits_to_keep=1).logits[0, -1].float())
+                margins, errors = best.values[:, -2] - best.values[:, -1], (peer - exact).abs().amax(1)
+                for place in torch.nonzero(margins <= near * errors).flatten().tolist():
+                    weakest, next_one = best.indices[place, -2:].tolist()
+                    hook = router.register_forward_hook(partial(_swap, place, weakest, next_one))
+                    yield self.exact(given, logits_to_keep=1).logits[0, -1].float()
                     hook.remove()
-        return logits
 
 
 def _routed(network: Any, routers: list[Any], given: Tensor) -> list[Tensor]:
-    """What each layer's router says of the last token."""
+    """What each layer's router says of every token."""
     said: list[Tensor] = []
-    hooks = [each.register_forward_hook(lambda _, __, out: said.append(out[0][-1].float())) for each in routers]
+    hooks = [each.register_forward_hook(lambda _, __, out: said.append(out[0].float())) for each in routers]
     network(given, logits_to_keep=1)
     for hook in hooks:
         hook.remove()
     return said
 
 
-def _swap(weakest: int, next_one: int, router: Any, given: Any, out: tuple[Tensor, Tensor, Tensor]) -> Any:
-    """The weakest expert that the last token chose becomes the one that it nearly chose."""
+def _swap(
+    place: int, weakest: int, next_one: int, router: Any, given: Any, out: tuple[Tensor, Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The weakest expert that a token chose becomes the one that it nearly chose."""
     logits, scores, chosen = out
     chosen = chosen.clone()
-    chosen[-1] = torch.where(chosen[-1] == weakest, next_one, chosen[-1])
+    chosen[place] = torch.where(chosen[place] == weakest, next_one, chosen[place])
     return logits, scores, chosen
 
 

@@ -18,7 +18,7 @@ from headrace.runner.cuda.runner import CudaRunner
 # Two logits of float32 are near a tie when they differ by less than this many of the largest errors that transformers
 # in bfloat16 makes there: each of the two may be off by 1.5 of them. Where tokens choose experts, a choice near a tie makes
 # an error much larger than its neighbours': there it is the largest of so many places; and what comes out may be what float32
-# says with the other choice, in the one layer where it is as near.
+# says with the other choice, of the one token and in the one layer where it is as near.
 NEAR = 3.0
 _CHOICES = 64
 
