@@ -29,6 +29,10 @@ HEADRACE = str(Path(sys.executable).with_name("headrace"))
 FREE = {"c0_s": 1e-5, "c_in_s": 0.0, "c_out_s": 1e-7, "c_kv_s": 0.0, "c_att_s": 0.0}
 
 
+# Of the processors' time, that others may have in a round that is quiet: a p99 knows of one in a hundred requests.
+_QUIET = 0.005
+
+
 class Server(NamedTuple):
     url: str
     key: str
@@ -181,6 +185,30 @@ def load(url: str, key: str, *flags: str) -> dict[str, Any]:
     if "error" in report:
         sys.exit(f"the load failed: {report['error']['message']}")
     return report
+
+
+def quiet_rounds(play: Callable[[], dict[str, Any]], count: int, most: int) -> tuple[list[dict[str, Any]], list[float]]:
+    """Play until so many rounds were quiet, or `most` were played: the quiet ones, and what was stolen in each that was not.
+    Quiet is one in which the host gave next to none of the processors' time to others; what was measured has no say in it."""
+    quiet: list[dict[str, Any]] = []
+    disturbed: list[float] = []
+    while len(quiet) < count and len(quiet) + len(disturbed) < most:
+        stolen, all_ticks = _ticks()
+        played = play()
+        stolen_later, all_later = _ticks()
+        share = (stolen_later - stolen) / (all_later - all_ticks)
+        if share <= _QUIET:
+            quiet.append(played)
+        else:
+            disturbed.append(share)
+            say("the host took so much of the processors: this round does not count", f"{share:.1%}")
+    return quiet, disturbed
+
+
+def _ticks() -> tuple[int, int]:
+    """Of all processors since they started: those that were others', and all."""
+    ticks = [int(each) for each in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
+    return ticks[7], sum(ticks)
 
 
 def say(what: str, figure: str) -> None:
