@@ -6,11 +6,11 @@ On a CPU the same runner runs over the plain reference of its kernels: slow, but
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -77,6 +77,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+class Choice(NamedTuple):
+    """Another choice of experts: the layer, the place before the end, how near it was in errors, and the logits then."""
+
+    layer: int
+    place: int
+    margin: float
+    logits: Tensor
+
+
 @dataclass
 class Family:
     """`exact` is in float32, `peer` the same weights in bfloat16, `checkpoint` their files."""
@@ -95,24 +104,27 @@ class Family:
             )
         return exact, peer
 
-    def other_choices(self, ids: Sequence[int], near: float) -> Iterator[Tensor]:
-        """Logits of the exact model after the last of `ids` if one of them had been given another choice of experts in one
-        layer: for each that nearly was, its own being within `near` errors of it, the error being the peer's at that place.
-        A choice changes what all later tokens see, and they choose by it."""
+    def other_choices(self, ids: Sequence[int], near: float) -> list[Choice]:
+        """What the exact model says after the last of `ids` if one of them had been given another choice of experts in one
+        layer: for each that nearly was, its own being within `near` errors of it, the error being the peer's in that layer,
+        at the median of all places. A choice changes what all later tokens see, and they choose by it."""
         given = torch.tensor([list(ids)], device=self.exact.device)
         networks = (self.exact, self.peer)
         routers = [[each for each in network.modules() if hasattr(each, "top_k") and hasattr(each, "num_experts")]
                    for network in networks]  # fmt: skip
+        choices = []
         with torch.inference_mode():
             found = [_routed(network, own, given) for network, own in zip(networks, routers, strict=True)]
-            for router, exact, peer in zip(routers[0], *found, strict=True):
-                best = exact.topk(router.top_k + 1)
-                margins, errors = best.values[:, -2] - best.values[:, -1], (peer - exact).abs().amax(1)
-                for place in torch.nonzero(margins <= near * errors).flatten().tolist():
+            for layer, (router, exact, peer) in enumerate(zip(routers[0], *found, strict=True)):
+                best, error = exact.topk(router.top_k + 1), (peer - exact).abs().amax(1).median()
+                margins = (best.values[:, -2] - best.values[:, -1]) / error
+                for place in torch.nonzero(margins <= near).flatten().tolist():
                     weakest, next_one = best.indices[place, -2:].tolist()
                     hook = router.register_forward_hook(partial(_swap, place, weakest, next_one))
-                    yield self.exact(given, logits_to_keep=1).logits[0, -1].float()
+                    logits = self.exact(given, logits_to_keep=1).logits[0, -1].float()
                     hook.remove()
+                    choices.append(Choice(layer, place - len(ids), float(margins[place]), logits))
+        return choices
 
 
 def _routed(network: Any, routers: list[Any], given: Tensor) -> list[Tensor]:

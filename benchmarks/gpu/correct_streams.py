@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from card_rig import Family, engine_config, ids, open_runner
 from msgspec.structs import replace
+from torch import Tensor
 
 from headrace.core.config import EngineConfig
 from headrace.core.hashing import chain_blocks, chain_root
@@ -17,10 +18,10 @@ from headrace.runner.cuda.runner import CudaRunner
 
 # Two logits of float32 are near a tie when they differ by less than this many of the largest errors that transformers
 # in bfloat16 makes there: each of the two may be off by 1.5 of them. Where tokens choose experts, a choice near a tie makes
-# an error much larger than its neighbours': there it is the largest of so many places; and what comes out may be what float32
+# an error much larger than its neighbours': there it is the median of so many places; and what comes out may be what float32
 # says with the other choice, of the one token and in the one layer where it is as near.
 NEAR = 3.0
-_CHOICES = 64
+_PLACES = 64
 
 
 def check_streams(family: Family, device: torch.device, *, quick: bool) -> list[dict[str, Any]]:
@@ -148,29 +149,34 @@ def _judge(
     """Streams may part only where float32 has two tokens close together, by the choice of experts that it makes or by one that
     it nearly makes; what follows is another story then."""
     gaps: list[float] = []
-    choices: list[float] = []
+    explained: list[dict[str, Any]] = []
+    has_experts = family.checkpoint.shape.experts is not None
     for request in requests:
         one, other = alone[request.request_id], found[request.request_id]
         if one == other:
             continue
         place = next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
         text = [*request.prompt_ids, *one[:place]]
-        places = 1 if family.checkpoint.shape.experts is None else min(len(text), _CHOICES)
-        exact, peer = family.truth(text, places)
-        error = float((peer - exact).abs().max())
+        exact, peer = family.truth(text, min(len(text), _PLACES) if has_experts else 1)
+        error = float((peer - exact).abs().amax(1).median())
         gap = abs(float(exact[-1, one[place]] - exact[-1, other[place]])) / error
-        if gap > NEAR and family.checkpoint.shape.experts is not None:
-            choices.append(gap)
-            said = [exact[-1], *family.other_choices(text, NEAR)]
-            gap = max(
-                min(float(each.max() - each[token]) for each in said) / error for token in (one[place], other[place])
-            )
+        if gap > NEAR and has_experts:
+            explained.append(_explain(family, text, exact[-1], (one[place], other[place]), error) | {"gap": gap})
+            gap = explained[-1]["widest"]
         gaps.append(gap)
     return {
         "check": f"{family.name}: {what}",
         "ok": max(gaps, default=0.0) <= NEAR,
         "streams": len(requests),
         "parted_at_near_ties": len(gaps),
-        "gaps_with_one_choice_of_experts": choices,
+        "by_another_choice_of_experts": explained,
         "widest_gap_in_errors": max(gaps, default=0.0),
     }
+
+
+def _explain(family: Family, text: list[int], exact: Tensor, tokens: tuple[int, int], error: float) -> dict[str, Any]:
+    """By which choice each of two tokens is nearest to the one that float32 says, and how near; the widest of the two."""
+    choices = family.other_choices(text, NEAR)
+    said = [("its own", exact), *((f"layer {c.layer}, {c.place}, {c.margin:.2f} errors", c.logits) for c in choices)]
+    nearest = [min((float(each.max() - each[token]) / error, name) for name, each in said) for token in tokens]
+    return {"widest": max(nearest)[0], "choices": len(choices), "nearest": nearest}

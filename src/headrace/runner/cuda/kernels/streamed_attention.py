@@ -25,7 +25,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from headrace.runner.cuda.kernels.decode_attention import LOG2_E
 from headrace.runner.cuda.kernels.fused_product import filled
-from headrace.runner.cuda.kernels.rings import advance, barriers, fetch, meet
+from headrace.runner.cuda.kernels.rings import advance, barriers, clear_from, fetch, meet
 
 # Of a group of warps, and of both.
 _HALF, _ROWS = 64, 128
@@ -268,7 +268,8 @@ def _multiply(
         summed = gl.zeros([half, dim], gl.float32, into)
         mbarrier.wait(v_full.index(stage), phase)
         if at + tile > count:
-            _clear(vs.index(stage), count - at, dim, tile)
+            # Both groups clear them: the second writes what is there.
+            clear_from(vs.index(stage), count - at, tile)
         last = stage
         last_phase = phase
         stage, phase = advance(stage, phase, stages)
@@ -304,18 +305,3 @@ def _multiply(
         gl.store(out + lines[:, None] + d[None, :], summed.to(gl.bfloat16), mask=kept)
         mbarrier.wait(q_full.index(place), side)
         begin, count, first, head = _noted(notes.index(place))
-
-
-@gluon.jit
-def _clear(v, count, dim: gl.constexpr, tile: gl.constexpr):
-    """Lines from `count` on are another chunk's or nobody's, and may be anything. Both groups clear them: the second writes
-    what is there."""
-    spread: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    some: gl.constexpr = 16
-    for at in gl.static_range(0, tile, some):
-        if at + some > count:
-            lines = v.slice(at, some)
-            there = at + gl.arange(0, some, gl.SliceLayout(1, spread)) < count
-            lines.store(gl.where(there[:, None], lines.load(spread), 0.0))
-    fence_async_shared()
-    meet()

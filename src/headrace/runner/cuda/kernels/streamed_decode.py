@@ -24,7 +24,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from headrace.runner.cuda.kernels.decode_attention import LOG2_E
-from headrace.runner.cuda.kernels.rings import advance, barriers, fetch, meet
+from headrace.runner.cuda.kernels.rings import advance, barriers, clear_from, fetch, meet
 from headrace.runner.cuda.kernels.streamed_attention import TileQueue
 
 _DIM, _PAGE = 128, 16
@@ -121,9 +121,10 @@ def streamed_decode_turned(
     scratch: StretchScratch,
 ) -> None:
     """As `decode_attention`: the rows' own keys and values are in their cells."""
-    none = queries
+    none, lines = queries, queries.flatten(1)
+    assert lines.data_ptr() == queries.data_ptr()
     context = (keys, values, tables, slots, lengths, scale)
-    _launch(out, (queries.flatten(1), none, none, none, none, 0.0), context, none, scratch, turned=True)
+    _launch(out, (lines, none, none, none, none, 0.0), context, none, scratch, turned=True)
 
 
 def _launch(
@@ -364,7 +365,7 @@ def _provide(
                 fetch(key_pages, [line, 0], full.index(stage), ks.index(stage).slice(part * page, page))
                 fetch(value_pages, [line, 0], full.index(stage), vs.index(stage).slice(part * page, page))
             stage, phase = advance(stage, phase, stages)
-        # Cells of earlier tokens and tables are no launch's that may still run. Tickets may be.
+        # Tables, and cells of earlier tokens, are no launch's that may still run. Tickets may be.
         gdc_wait()
         ticket = gl.num_programs(0) + gl.atomic_add(tickets, 1, sem="relaxed")
     mbarrier.wait(heard.index(place), side)
@@ -444,28 +445,29 @@ def _look(
         mbarrier.arrive(heard.index(place))
         place, side = advance(place, side, 2)
         is_last = stop == length
-        if turned:
-            _take(qs, turns, row, head, group, few, dim, spread)
-        elif length > 0:
-            _turn(
-                qs,
-                owns,
-                turns,
-                cells,
-                where,
-                row,
-                head,
-                length,
-                is_last,
-                kv_heads,
-                group,
-                few,
-                dim,
-                page,
-                normed,
-                scaled,
-                spread,
-            )
+        if length > 0:
+            if turned:
+                _take(qs, turns, row, head, group, few, dim, spread)
+            else:
+                _turn(
+                    qs,
+                    owns,
+                    turns,
+                    cells,
+                    where,
+                    row,
+                    head,
+                    length,
+                    is_last,
+                    kv_heads,
+                    group,
+                    few,
+                    dim,
+                    page,
+                    normed,
+                    scaled,
+                    spread,
+                )
         best = gl.full([few], float("-inf"), gl.float32, gl.SliceLayout(0, layout))
         weights = gl.zeros([tile, few], gl.float32, layout)
         summed = gl.zeros([dim, few], gl.float32, layout)
@@ -473,7 +475,7 @@ def _look(
             mbarrier.wait(full.index(stage), phase)
             if is_last & (at + tile >= stop):
                 if turned:
-                    _clear(vs.index(stage), length - at, tile, dim, spread)
+                    clear_from(vs.index(stage), length - at, tile)
                 else:
                     _put(ks.index(stage), vs.index(stage), owns, length - 1 - at, tile, spread)
             asked = warpgroup_mma(ks.index(stage), qs.permute((1, 0)), none, use_acc=False, is_async=True)
@@ -576,25 +578,11 @@ def _turn(
 @gluon.jit
 def _take(qs, turns, row, head, group: gl.constexpr, few: gl.constexpr, dim: gl.constexpr, spread: gl.constexpr):
     """The row's queries of one key head, which are turned, to their place."""
-    queries, stride = turns[0], turns[7]
+    queries, stride = turns[0], turns[-1]
     g = gl.arange(0, few, gl.SliceLayout(1, spread))
     d = gl.arange(0, dim, gl.SliceLayout(0, spread))
     source = queries + row.to(gl.int64) * stride + (head * group + g)[:, None] * dim + d[None, :]
     qs.store(gl.load(source, mask=(g < group)[:, None], other=0.0))
-    fence_async_shared()
-    meet()
-
-
-@gluon.jit
-def _clear(v, count, tile: gl.constexpr, dim: gl.constexpr, spread: gl.constexpr):
-    """Zeros for values from line `count` of a tile on, where memory may have anything."""
-    some: gl.constexpr = 16
-    for at in gl.static_range(0, tile, some):
-        if at + some > count:
-            line = at + gl.arange(0, some, gl.SliceLayout(1, spread))
-            lines = v.slice(at, some)
-            held = lines.load(spread)
-            lines.store(gl.where((line < count)[:, None], held, gl.zeros_like(held)))
     fence_async_shared()
     meet()
 

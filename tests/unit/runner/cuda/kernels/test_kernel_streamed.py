@@ -216,6 +216,9 @@ def test_they_compile_ahead_and_need_no_more_than_a_card_has(tmp_path: Path, mon
         drawn = [at for at, word in enumerate(alone) if word.startswith("atom")]
         assert [alone[at].rpartition(".")[2] for at in drawn] == ["acq_rel", "relaxed", "acq_rel"]
         assert [alone[at - 1] for at in drawn[1:]] == 2 * ["griddepcontrol.wait"]
+        # Where it waits to fetch, that is before its loop, of which the draw is the end.
+        is_turned = order.count("griddepcontrol.wait") == 4
+        assert (alone[drawn[1] - 2] == "griddepcontrol.wait") == is_turned
         assert alone.index("griddepcontrol.wait") < drawn[0]
         # Two programs of eight warps share a multiprocessor's registers.
         assert [int(word.split()[1]) * 2 * 8 * 32 for word in order if word.startswith(".maxnreg")] == [65536]
