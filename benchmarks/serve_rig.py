@@ -29,7 +29,7 @@ HEADRACE = str(Path(sys.executable).with_name("headrace"))
 FREE = {"c0_s": 1e-5, "c_in_s": 0.0, "c_out_s": 1e-7, "c_kv_s": 0.0, "c_att_s": 0.0}
 
 
-# Of the processors' time, that others may have in a round that is quiet: a p99 knows of one in a hundred requests.
+# Of the processors' time, that others may have in a leg that is quiet: a p99 knows of one in a hundred requests.
 _QUIET = 0.005
 
 
@@ -187,21 +187,28 @@ def load(url: str, key: str, *flags: str) -> dict[str, Any]:
     return report
 
 
-def quiet_rounds(play: Callable[[], dict[str, Any]], count: int, most: int) -> tuple[list[dict[str, Any]], list[float]]:
-    """Play until so many rounds were quiet, or `most` were played: the quiet ones, and what was stolen in each that was not.
-    Quiet is one in which the host gave next to none of the processors' time to others; what was measured has no say in it."""
-    quiet: list[dict[str, Any]] = []
-    disturbed: list[float] = []
+Round = dict[str, Any]
+
+
+def quiet_rounds(
+    legs: Callable[[int], dict[str, Callable[[], Any]]], count: int, most: int
+) -> tuple[list[Round], list[Round]]:
+    """Play rounds of all legs, until so many were quiet or `most` were played: the quiet ones, and the others. Quiet is one
+    in none of whose legs the host gave more than next to none of the processors' time to others; what a leg measured is
+    not looked at. Each round has what was `stolen` in its worst leg."""
+    quiet: list[Round] = []
+    disturbed: list[Round] = []
     while len(quiet) < count and len(quiet) + len(disturbed) < most:
-        stolen, all_ticks = _ticks()
-        played = play()
-        stolen_later, all_later = _ticks()
-        share = (stolen_later - stolen) / (all_later - all_ticks)
-        if share <= _QUIET:
-            quiet.append(played)
-        else:
-            disturbed.append(share)
-            say("the host took so much of the processors: this round does not count", f"{share:.1%}")
+        played, shares = {}, []
+        for name, leg in legs(len(quiet) + len(disturbed)).items():
+            stolen, ticks = _ticks()
+            played[name] = leg()
+            stolen_later, ticks_later = _ticks()
+            shares.append((stolen_later - stolen) / (ticks_later - ticks))
+        is_quiet = max(shares) <= _QUIET
+        (quiet if is_quiet else disturbed).append(played | {"stolen": max(shares)})
+        if not is_quiet:
+            say("the host took so much of the processors: it does not count", f"{max(shares):.1%}")
     return quiet, disturbed
 
 

@@ -10,8 +10,9 @@ Run from the repository's root: .venv/bin/python benchmarks/serve_tenants.py
 
 import argparse
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -46,40 +47,45 @@ def clients(one: Server, tenants: tuple[str, ...], keys: dict[str, str], seconds
         return {name: figures for found in pool.map(client, tenants) for name, figures in found.items()}
 
 
-def play(one: Server, keys: dict[str, str], seconds: float, number: int) -> dict[str, Any]:
-    """All loads once: what the quiet one waited, what the flooder got, and how many of the flood were served."""
-    pair: dict[str, Any] = {"ttft": {}, "speed": {}, "served": []}
-    for place, name in enumerate(LOADS if number % 2 == 0 else reversed(LOADS)):
-        found = clients(one, LOADS[name], keys, seconds, seed=3 * number + place)
-        if "quiet" in found:
-            ttft_s, late_s = found["quiet"]["ttft_s"]["p99"], found["quiet"]["lateness_s"]["max"]
-            pair["ttft"][name] = ttft_s
-            say(f"pair {number + 1}, {name}: TTFT p99", f"{ms(ttft_s)} (sent {ms(late_s)} late at most)")
-        if "flood" in found:
-            flood = found["flood"]
-            pair["served"].append(flood["requests"])
-            pair["speed"][name] = flood["requests"] * FLOOD_OUTPUT / flood["e2e_s"]["max"]
-            say(f"pair {number + 1}, {name}: the flooder's output tokens/s", f"{pair['speed'][name]:,.0f}")
-    return pair
+def told(name: str, figures: dict[str, Any]) -> None:
+    if "quiet" in figures:
+        ttft_s, late_s = figures["quiet"]["ttft_s"]["p99"], figures["quiet"]["lateness_s"]["max"]
+        say(f"{name}: TTFT p99", f"{ms(ttft_s)} (sent {ms(late_s)} late at most)")
+    if "flood" in figures:
+        say(f"{name}: the flooder's output tokens/s", f"{speed(figures):,.0f}")
+
+
+def speed(figures: dict[str, Any]) -> float:
+    return float(figures["flood"]["requests"] * FLOOD_OUTPUT / figures["flood"]["e2e_s"]["max"])
 
 
 def main(pairs: int, seconds: float) -> int:
-    keys, numbers = {"quiet": fresh_key(), "flood": fresh_key()}, count()
+    keys = {"quiet": fresh_key(), "flood": fresh_key()}
     config = fake_config(PROFILE, slots=32, more=PATIENT + "".join(tenant(name, key) for name, key in keys.items()))
     with server(config) as one:
-        quiet, _ = quiet_rounds(lambda: play(one, keys, seconds, next(numbers)), pairs, 3 * pairs)
+
+        def leg(number: int, place: int, name: str) -> dict[str, Any]:
+            found = clients(one, LOADS[name], keys, seconds, seed=3 * number + place)
+            told(f"pair {number + 1}, {name}", found)
+            return found
+
+        def legs(number: int) -> dict[str, Callable[[], dict[str, Any]]]:
+            order = LOADS if number % 2 == 0 else reversed(LOADS)
+            return {name: partial(leg, number, place, name) for place, name in enumerate(order)}
+
+        quiet, _ = quiet_rounds(legs, pairs, 3 * pairs)
     if len(quiet) < pairs:
         verdict(False, f"{len(quiet)} of {3 * pairs} pairs were quiet", f"{pairs}")
         return 1
-    alone, beside = ([pair["ttft"][name] for pair in quiet] for name in ("alone", "beside the flood"))
+    alone, beside = ([pair[name]["quiet"]["ttft_s"]["p99"] for pair in quiet] for name in ("alone", "beside the flood"))
     limits = [1.1 * (before_s + 2 * STEP_S) for before_s in alone]
     met = sum(after_s <= most_s for after_s, most_s in zip(beside, limits, strict=True))
-    shared, whole = (median(pair["speed"][name] for pair in quiet) for name in ("beside the flood", "flood alone"))
-    least = min(served for pair in quiet for served in pair["served"])
-    told = f"p99 TTFT {ms(median(alone))} alone, {ms(median(beside))} beside the flood; {met} of {pairs} pairs within"
+    shared, whole = (median(speed(pair[name]) for pair in quiet) for name in ("beside the flood", "flood alone"))
+    least = min(pair[name]["flood"]["requests"] for pair in quiet for name in ("beside the flood", "flood alone"))
+    waits = f"p99 TTFT {ms(median(alone))} alone, {ms(median(beside))} beside the flood; {met} of {pairs} pairs within"
     verdicts = [
         verdict(least == FLOOD_REQUESTS, f"{least} of {FLOOD_REQUESTS} of the flood served", "all, each time"),
-        verdict(met == pairs, told, f"alone + two steps + 10 %: {ms(median(limits))}"),
+        verdict(met == pairs, waits, f"alone + two steps + 10 %: {ms(median(limits))}"),
         verdict(
             shared >= 0.9 * whole,
             f"the flooder gets {shared / whole:.1%} of what it gets alone",
