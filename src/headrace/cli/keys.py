@@ -51,7 +51,8 @@ def new(
         print_json({"key": key, "sha256": hash_key(key)})
         return
     print(f"key     {key}\nsha256  {hash_key(key)}")
-    note('give the key to the client; in the configuration: [[tenants]] name = "...", keys = ["<sha256>"]')
+    note("give the key to the client; in the configuration:")
+    note(f'[[tenants]]\nname = "a-name"\nkeys = ["{hash_key(key)}"]')
 
 
 class LocalKey(Struct, frozen=True):

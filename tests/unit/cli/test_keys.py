@@ -2,6 +2,7 @@
 
 import json
 import stat
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -87,7 +88,11 @@ def test_a_new_key_comes_with_the_hash_a_configuration_takes(capsys: pytest.Capt
     check_config(Config(tenants=(TenantEntry("a", keys=(made["sha256"],)),)))
     with pytest.raises(SystemExit):
         cli.main(["keys", "new"])
-    assert made["key"] not in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert made["key"] not in shown.out
+    # What is told can be put in a file as it stands.
+    (entry,) = tomllib.loads(shown.err.partition("configuration:\n")[2])["tenants"]
+    assert entry["keys"] == [shown.out.split()[-1]]
 
 
 HERE = ("127.0.0.1", "127.9.9.9", "::1", "localhost")
