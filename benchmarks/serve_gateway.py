@@ -276,12 +276,12 @@ def judge_frames(frames: float, journal: str) -> bool:
 
 
 def judge_added(latency: dict[str, Any], at: str, most_s: float) -> bool:
-    """By what the gateway adds to what it stands before, as of any gateway: its worker. What the worker takes itself, and a
-    bare upstream does not, is told beside it (decision 22)."""
-    over, beside = (latency[f"{at}_over_{under}_s"] for under in ("worker", "upstream"))
+    """By what a client waits longer than for a bare upstream. What of it the gateway adds to its worker is told beside it
+    (decision 22)."""
+    over, beside = (latency[f"{at}_over_{under}_s"] for under in ("upstream", "worker"))
     if over is None:
-        return verdict(False, f"at 300/s {at} over its worker's: {TOO_FEW}", ms(most_s))
-    told = f"at 300/s {at} over its worker's: {ms(over)}, over the bare upstream's {ms(beside)}"
+        return verdict(False, f"at 300/s {at} over the bare upstream's: {TOO_FEW}", ms(most_s))
+    told = f"at 300/s {at} over the bare upstream's: {ms(over)}, over its worker's {ms(beside)}"
     return verdict(over <= most_s, told, ms(most_s))
 
 
