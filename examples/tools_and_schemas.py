@@ -30,7 +30,7 @@ PERSON = {
 
 
 def main(url: str) -> None:
-    client = OpenAI(base_url=f"{url}/v1", api_key=os.environ["HEADRACE_API_KEY"])  # noqa: TID251
+    client = OpenAI(base_url=f"{url.rstrip('/').removesuffix('/v1')}/v1", api_key=os.environ["HEADRACE_API_KEY"])  # noqa: TID251
 
     # "required" holds the model to a call whose arguments fit the schema; "auto" leaves it the choice.
     asked = client.chat.completions.create(

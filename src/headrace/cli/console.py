@@ -1,16 +1,36 @@
-"""What commands share: notes on stderr, one JSON document on stdout, and where pictures go."""
+"""What commands share: notes and progress on stderr, one JSON document on stdout, and where pictures go."""
 
 import math
 import sys
+import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 from headrace.core.errors import InvalidInput
 
+# Between two lines of progress.
+_LINE_S = 5.0
+
 
 def note(line: str) -> None:
     """Progress and remarks, which never mix with a result."""
     print(line, file=sys.stderr, flush=True)
+
+
+class ProgressLines:
+    """Progress where no bar can be drawn: a line every few seconds, and none for what is done before."""
+
+    def __init__(self, name: str, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._name = name
+        self._now_s = now_s
+        self._next_s = now_s() + _LINE_S
+
+    def show(self, done: int, total: int, words: str = "") -> None:
+        now_s = self._now_s()
+        if now_s >= self._next_s and total:
+            self._next_s = now_s + _LINE_S
+            note(f"{self._name}: {min(1.0, done / total):.0%}{f', {words}' if words else ''}")
 
 
 def print_json(document: object) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.console import as_text, note, print_json
+from headrace.cli.console import ProgressLines, as_text, note, print_json
 from headrace.cli.profile.command import profile
 from headrace.core.errors import NotFound
 
@@ -193,7 +193,10 @@ def _print(description: dict[str, Any]) -> None:
 
 @contextmanager
 def progress_bar(name: str) -> Iterator[Progress]:
-    """A progress bar on stderr, which appears with the first byte."""
+    """A progress bar on stderr, which appears with the first byte; lines where that is no terminal."""
+    if not sys.stderr.isatty():
+        yield ProgressLines(name).show
+        return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.progress import Progress as Bars

@@ -51,7 +51,7 @@ DEFAULT_CHAT = KnownModel(
 )
 DEFAULT_EMBEDDING = KnownModel(
     "default-embedding",
-    "all-MiniLM-L6-v2: the embedding model inside the product",
+    "all-MiniLM-L6-v2: the embedding model, not served yet",
     "",
     {member: _minilm(member, sha256) for member, sha256 in _MINILM.items()},
 )

@@ -54,7 +54,8 @@ def verdicts(report: LoadReport) -> list[str]:
     if truth is not None and truth.wrong:
         lines.append(f"NOT met {truth.wrong:,} of {truth.requests:,} replies are not the truth; {truth.first}")
     elif truth is not None:
-        lines.append(f"met     every token is the truth: {truth.tokens:,} of {truth.requests:,} replies")
+        warm = ", those of the warm-up as well" if report.warmup_s else ""
+        lines.append(f"met     every token is the truth: {truth.tokens:,} in {truth.requests:,} replies{warm}")
     return lines
 
 

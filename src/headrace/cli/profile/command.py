@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace import __version__
-from headrace.cli.console import as_text, check_finite, picture_target, print_json
+from headrace.cli.console import ProgressLines, as_text, check_finite, picture_target, print_json
 from headrace.core.proc import usable_cores
 
 if TYPE_CHECKING:
@@ -156,6 +156,9 @@ def _print(measured: ModelProfile, path: Path, target: Path | None) -> None:
 @contextmanager
 def _bar(name: str) -> Iterator[Progress]:
     """On stderr; what is measured now stands beside it."""
+    if not sys.stderr.isatty():
+        yield ProgressLines(f"profiling {name}").show
+        return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars

@@ -91,7 +91,7 @@ def test_a_wrong_token_fails_the_command(capsys: pytest.CaptureFixture[str]) -> 
     flags = ("--together", "10", "--output", "5", "--check-truth")
     with in_thread(answer) as url:
         assert bench("--url", url, *flags) == 0
-    assert "every token is the truth: 50 of 10 replies" in capsys.readouterr().out
+    assert "every token is the truth: 50 in 10 replies" in capsys.readouterr().out
     with in_thread(lie) as url:
         assert bench("--url", url, *flags) == 1
     assert "replies are not the truth" in capsys.readouterr().out
