@@ -248,7 +248,7 @@ def run_scheduler(sizes: Sizes, progress: Callable[[str], None]) -> SchedulerRep
 
 
 def judge(points: Sequence[StepCost]) -> tuple[Verdict, ...]:
-    """Against PERFORMANCE.md, by medians of CPU time, the worst point of each kind counting."""
+    """Against TARGETS_MS, by medians of CPU time, the worst point of each kind counting."""
     verdicts = []
     for slots, target_ms in TARGETS_MS.items():
         medians = [point.cpu_p50_ms for point in points if point.slots == slots]

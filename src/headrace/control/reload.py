@@ -9,7 +9,10 @@ from msgspec.structs import replace
 from headrace.core.config import Config, GatewayConfig
 
 # These of the gateway's fields are looked at once, when it starts.
-FIXED = ("host", "port", "grpc_port", "processes", "journal", "tls_cert", "tls_key", "drain_s")
+FIXED = (
+    *("host", "port", "grpc_port", "processes", "journal", "resume_s", "resume_bytes", "max_unsent_bytes"),
+    *("tls_cert", "tls_key", "drain_s"),
+)
 _FIXED_SECTIONS = ("engine", "telemetry", "models", "inject")
 
 Stamp = tuple[int, int, int]

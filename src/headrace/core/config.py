@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from headrace.core.errors import InvalidInput
 from headrace.core.redis_address import check_redis, is_redis
 from headrace.core.request import Tier
-from headrace.core.stages import Stage
+from headrace.core.stages import INJECTABLE
 
 
 class CostProfile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -293,10 +293,10 @@ def check_config(config: Config) -> None:
         _check_model(model, f"models[{number}]")
     _check_names(config.models)
     _check_tenants(config)
-    stages = {stage.value for stage in Stage}
     for name, seconds in config.inject.items():
-        if name not in stages:
-            raise InvalidInput(f"inject names no stage: {name}; stages are {', '.join(sorted(stages))}", param="inject")
+        if name not in INJECTABLE:
+            told = f"inject names no stage that can be made longer: {name}; these are {', '.join(INJECTABLE)}"
+            raise InvalidInput(told, param="inject")
         _check_number(f"inject.{name}", seconds, 0, 60)
 
 

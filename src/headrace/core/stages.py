@@ -25,6 +25,13 @@ class Stage(StrEnum):
     CLIENT = "client"
 
 
+# Those that can be made longer on purpose, to prove that their time is told as theirs.
+INJECTABLE = (
+    *(Stage.RECEIVE, Stage.AUTHENTICATE, Stage.ADMIT, Stage.TOKENISE, Stage.ROUTE),
+    *(Stage.PREFILL, Stage.DECODE, Stage.TRANSFER, Stage.DETOKENISE, Stage.CLIENT),
+)
+
+
 class StageClock:
     """Adds time to the stage that owns the request. Contiguous by construction: no gap, no overlap."""
 

@@ -1,1 +1,1 @@
-"""The HTTP face: routes with authentication inside, schemas, dialects, streams to clients, pages."""
+"""The faces, HTTP, WebSocket and gRPC: routes with authentication inside, schemas, dialects, streams to clients, pages."""

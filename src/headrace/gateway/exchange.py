@@ -210,8 +210,7 @@ class Exchange:
     async def resume(self, audience: Audience, after: int) -> None:
         """Answer with what follows frame `after` of a stream that another request opened, as that was answered. 204
         where nothing does: it tells browsers not to come again. InvalidInput where that frame was not said yet."""
-        if self.headers.get(_ON_DISCONNECT) in _GRACES:
-            audience.grace_s = self._grace_s(audience.grace_s)
+        audience.grace_s = self._grace_s(audience.grace_s)
         peer = self._peer()
         try:
             sender = self._sender_to(peer, audience, after=after, is_scored=True)

@@ -130,6 +130,7 @@ class FedExchange(Exchange):
         await self._outlive(audience)
 
     async def resume(self, audience: Audience, after: int) -> None:
+        audience.grace_s = self._grace_s(audience.grace_s)
         await self._tell(audience, after=after)
 
     async def _tell(

@@ -19,10 +19,6 @@ class Window:
         """The number of the last frame that was sent."""
         return self._sent
 
-    @property
-    def num_in_flight(self) -> int:
-        return len(self._in_flight)
-
     def room(self, most: int) -> int:
         """How many frames may follow now, at most `most`."""
         return most if self.size is None else max(0, min(most, self.size - len(self._in_flight)))

@@ -1,1 +1,1 @@
-"""What computes plans: `fake` needs numpy only and ships with the product."""
+"""What computes plans: `fake` needs numpy only, `torch` runs models on CPUs, `cuda` on NVIDIA cards."""

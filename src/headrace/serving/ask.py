@@ -11,7 +11,7 @@ from headrace.core.request import SamplingParams, Tier
 
 MAX_CHOICES = 128
 # Of all stop strings of an ask together: what looks for them grows with their characters.
-MAX_STOP_CHARS = 2048
+MAX_ALL_STOP_CHARS = 2048
 _SOURCES = ("prompt", "messages", "raw", "ids")
 _SHAPES = ("json_schema", "json_object", "regex", "choices", "grammar")
 _TIMES = ("ttft_target_s", "itl_target_s", "deadline_s", "queue_timeout_s")
@@ -93,8 +93,8 @@ def check_ask(ask: Ask) -> None:
         raise InvalidInput("ids holds what is no token id", param="ids")
     if ask.tools and ask.messages is None and ask.prompt is None:
         raise InvalidInput("tools need a conversation: prompt or messages", param="tools")
-    if ask.stop and sum(map(len, ask.stops)) > MAX_STOP_CHARS:
-        raise InvalidInput(f"the stop strings have at most {MAX_STOP_CHARS} characters together", param="stop")
+    if ask.stop and sum(map(len, ask.stops)) > MAX_ALL_STOP_CHARS:
+        raise InvalidInput(f"the stop strings have at most {MAX_ALL_STOP_CHARS} characters together", param="stop")
     if ask.bad_words:
         raise InvalidInput("bad_words is not supported: logit_bias and stop are", param="bad_words")
     if ask.truncate_prompt_tokens is not None and ask.truncate_prompt_tokens < 1:

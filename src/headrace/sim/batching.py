@@ -1,7 +1,7 @@
 """One trace under static, dynamic and continuous batching, by virtual time.
 
 Owns the two reference schedulers and the loop that drives the real engine over the same trace, slots,
-KV pool and cost profile. Knows nothing of figures (`batching_figures`) or of drawing.
+KV pool and cost profile. Knows nothing of figures (`batching_report`) or of drawing.
 
 The references get the benefit of every doubt but the one they are named for: a batch keeps its slots
 until its last row is done. Prompts are not padded, a batch is prefilled in one step however long, and

@@ -37,7 +37,6 @@ class Book:
         self.num_arrived = 0
         self.num_refusals = 0
         self.num_tokens = 0
-        self.last_arrival_ns = 0
         self.tenants: list[str] = []
         self._tenant_index: dict[str, int] = {}
         for tenant in config.tenants:
@@ -51,10 +50,9 @@ class Book:
             self.tenants.append(name)
         return index
 
-    def arrived(self, now_ns: int) -> int:
+    def arrived(self) -> int:
         """Returns the ordinal of the new request."""
         self.num_arrived += 1
-        self.last_arrival_ns = now_ns
         return self.num_arrived - 1
 
     def refused(self, client: Client, worker: int, now_ns: int, retry_ns: int) -> None:

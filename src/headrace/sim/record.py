@@ -45,11 +45,9 @@ class TraceHash:
     def __init__(self) -> None:
         self._digest = sha256()
         self._pending = bytearray()
-        self.num_marks = 0
 
     def mark(self, kind: Mark, time_ns: int, worker: int, ordinal: int, detail: int = 0) -> None:
         self._pending += self._RECORD.pack(kind, time_ns, worker, ordinal, detail)
-        self.num_marks += 1
         if len(self._pending) > self._FLUSH_BYTES:
             self._digest.update(self._pending)
             self._pending.clear()

@@ -110,7 +110,7 @@ class World:
 
     def _on_arrival(self, row: TraceRow) -> None:
         now_ns = self.clock.now_ns
-        ordinal = self.book.arrived(now_ns)
+        ordinal = self.book.arrived()
         client = Client(ordinal, self.book.tenant(row.tenant), row, self._requests.build(ordinal, row), now_ns)
         if row.cancel_after_s is not None:
             self._at(now_ns + to_ns(row.cancel_after_s), CLIENT, self._on_cancel, client)

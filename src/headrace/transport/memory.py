@@ -1,4 +1,4 @@
-"""Links within one process, for tests and for a worker that shares the gateway's loop.
+"""Links within one process, for tests.
 
 Messages are encoded, bounded and decoded as on a socket, so that whatever passes here passes there. An address is any
 name. All ends of one network live on one loop.

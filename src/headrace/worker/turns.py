@@ -109,11 +109,11 @@ class TurnLoop:
             self._give_up(self._orphans.expired(now_s), now_s)
         if items and (max(self._turn_s, engine.queued_prompt_s) > _SHORT_TURN_S or self._is_proof_due):
             self._is_proof_due = False
-            self._emit(engine.take_events(now_s), now_s)
+            self._emit(engine.take_events(now_s))
         while engine.begin(now_s):
             pass
         if not engine.in_flight:
-            self._emit(engine.take_events(now_s), now_s)
+            self._emit(engine.take_events(now_s))
             self._tell_service(now_s)
             return False
         engine.wait()
@@ -126,7 +126,7 @@ class TurnLoop:
         is_idle = engine.idle
         if is_idle:
             engine.rest()
-        self._emit(frame, now_s)
+        self._emit(frame)
         return not is_idle
 
     def patience_s(self) -> float:
@@ -139,7 +139,7 @@ class TurnLoop:
             until_s = min(until_s, self._next_service_s)
         return until_s - now_s if self._engine.idle else min(until_s - now_s, _STUCK_S)
 
-    def _emit(self, frame: StepFrame, now_s: float) -> None:
+    def _emit(self, frame: StepFrame) -> None:
         self._lifecycle.load = load = self._engine.load()
         frames = self._packer.pack(frame, load)
         if frames:

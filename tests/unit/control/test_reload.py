@@ -19,12 +19,12 @@ def test_tenants_and_limits_change_at_once() -> None:
 
 
 def test_what_is_fixed_at_start_is_named_and_kept() -> None:
-    gateway = GatewayConfig(port=9000, tls_cert="c", tls_key="k", drain_s=1.0, receive_s=2.0)
+    gateway = GatewayConfig(port=9000, resume_s=1.0, tls_cert="c", tls_key="k", drain_s=1.0, receive_s=2.0)
     telemetry = TelemetryConfig(log_level="debug")
     wanted = replace(RUNNING, telemetry=telemetry, models=(ModelConfig("b"),), inject={"route": 1.0}, gateway=gateway)
     merged, waiting = merge(RUNNING, wanted)
-    fixed = ("telemetry", "models", "inject", "gateway.port", "gateway.tls_cert", "gateway.tls_key", "gateway.drain_s")
-    assert waiting == fixed
+    fixed = ("port", "resume_s", "tls_cert", "tls_key", "drain_s")
+    assert waiting == ("telemetry", "models", "inject", *(f"gateway.{name}" for name in fixed))
     assert merged == replace(RUNNING, gateway=GatewayConfig(receive_s=2.0))
 
 

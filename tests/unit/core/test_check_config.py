@@ -42,7 +42,7 @@ def test_the_defaults_and_a_full_tree_can_run() -> None:
             gateway=GatewayConfig(port=0, tls_cert="c", tls_key="k", coalesce_s=0.01),
             models=(ModelConfig("a", aliases=("default",)), ModelConfig("b/c@1", runner="fake")),
             tenants=(TenantEntry("x", keys=(HASH,), scopes=("metrics",)), TenantEntry("y", keys=(OTHER,))),
-            inject={"wait:capacity": 0.05},
+            inject={"route": 0.05},
         )
     )
 
@@ -80,6 +80,7 @@ def test_the_defaults_and_a_full_tree_can_run() -> None:
         ({"engine": EngineConfig(tenants=(TenantConfig("a"),))}, "engine.tenants"),
         ({"engine": EngineConfig(max_queue_s=0.0)}, "engine.max_queue_s"),
         ({"inject": {"lunch": 1.0}}, "inject"),
+        ({"inject": {"wait:capacity": 1.0}}, "inject"),
         ({"inject": {"route": -1.0}}, "inject.route"),
     ],
 )

@@ -99,6 +99,26 @@ def test_a_client_that_cancels_its_call_has_left_and_one_that_says_cancel_stops_
     play(story())
 
 
+def test_who_reads_on_may_say_what_happens_without_it() -> None:
+    async def story() -> None:
+        rig = Rig(disconnect_grace_s=0.0)
+        async with rig.running() as channel:
+            first = await Client(channel, start(), x_request_id="mine", x_headrace_on_disconnect="finish").says()
+            stream = await rig.stream()
+            tells(stream, 1)
+            await first.hears(1)
+            first.call.cancel()
+            audience = rig.app.context.shelf.find("first", "mine")
+            await eventually(lambda: not len(audience))
+            assert not stream.is_ended
+            second = await Client(channel, resume("mine"), x_headrace_on_disconnect="cancel").says()
+            await second.hears(1)
+            second.call.cancel()
+            await eventually(lambda: stream.is_ended)
+
+    play(story())
+
+
 def test_a_stream_that_breaks_says_why_in_its_last_chunk_and_in_the_status() -> None:
     async def story() -> None:
         rig = Rig()

@@ -58,9 +58,10 @@ def test_an_index_that_was_changed_anywhere_is_made_again(tmp_path: Path) -> Non
     [path] = indices(tmp_path)
     data = path.read_bytes()
     for place in range(0, len(data), 5):
-        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        changed = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+        path.write_bytes(changed)
         assert_all_there(tmp_path, wall)
-        assert len(path.read_bytes()) == len(data)
+        assert len(path.read_bytes()) == len(data) and path.read_bytes() != changed
 
 
 def test_an_index_that_is_torn_anywhere_is_made_again(tmp_path: Path) -> None:
@@ -71,6 +72,7 @@ def test_an_index_that_is_torn_anywhere_is_made_again(tmp_path: Path) -> None:
     for end in range(0, len(data), 5):
         path.write_bytes(data[:end])
         assert_all_there(tmp_path, wall)
+        assert len(path.read_bytes()) == len(data)
 
 
 def test_an_index_that_is_older_than_its_file_or_of_another_file_does_not_count(tmp_path: Path) -> None:

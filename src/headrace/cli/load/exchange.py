@@ -120,7 +120,7 @@ class Exchange:
 
     def on_head(self, status: int, headers: dict[bytes, bytes], now_s: float) -> None:
         outcome = self.outcome
-        outcome.head_s, outcome.status = now_s, status
+        outcome.status = status
         outcome.request_id = headers.get(b"x-request-id", b"").decode("latin-1")
         if headers.get(b"content-type", b"").startswith(b"text/event-stream"):
             self._events = EventStream()

@@ -35,7 +35,6 @@ class Outcome:
     intended_s: float
     counted: bool
     sent_s: float | None = None
-    head_s: float | None = None
     ended_s: float | None = None
     # When each piece came that brought tokens.
     pieces_s: array[float] = field(default_factory=lambda: array("d"))

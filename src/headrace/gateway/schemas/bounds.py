@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from headrace.core.errors import InvalidInput
 from headrace.core.request import MAX_ALLOWED_IDS, MAX_LOGIT_BIAS, MAX_STOP_IDS
+from headrace.serving.ask import MAX_CHOICES
 from headrace.text.grammar import MAX_CHOICES as MAX_GUIDED_CHOICES
 from headrace.text.grammar import MAX_DEPTH as MAX_DEPTH
 from headrace.text.grammar import MAX_REGEX_BYTES, MAX_SOURCE_BYTES
@@ -23,7 +24,6 @@ MAX_INT32 = 2**31 - 1
 LONG_BODY_BYTES = 128 << 10
 MAX_BODY_COMMAS = 500_000
 MAX_BODY_BRACKETS = 100_000
-MAX_CHOICES = 128
 MAX_PROMPTS = 1024
 MAX_TOP_LOGPROBS = 20
 # Of one request: choices of all prompts, and those times the log-probabilities of each of their tokens.

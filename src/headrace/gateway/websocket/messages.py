@@ -25,7 +25,7 @@ HeaderValue = Annotated[str, Meta(pattern=r"^[ -~]{0,256}\Z")]
 
 
 class Start(Struct, frozen=True, tag_field="type", tag="start"):
-    """Generate. `body` is that of the HTTP route; `headers` are those of it that begin with x-headrace-."""
+    """Generate. `body` is that of the HTTP route; `headers` are those of it that begin with x-headrace-, and x-request-id."""
 
     id: Label
     api: Literal["chat", "completions"]

@@ -14,8 +14,6 @@ from headrace.core.plan import IntArray, SlotStart
 from headrace.core.request import SamplingParams
 from headrace.runner.torch import luck, penalties
 
-# A lower temperature leaves nothing to chance but overflows.
-_COLDEST = 1e-5
 # Fields of one word per slot, in the order they lie behind the seeds (two words each). `lengths` counts positions
 # whose keys and values exist after the step at hand, which is also the place of the token that it samples.
 FIELDS = ("lengths", "last", "temperature", "top_k", "top_p", "min_p")
@@ -58,16 +56,11 @@ class SlotWords(Struct, frozen=True):
 def settings(sampling: SamplingParams, choice: int, vocab_size: int) -> IntArray:
     """Seed (two words, low first), temperature, top-k, top-p and min-p as words. Temperature 0: the likeliest id.
     top-k 0, top-p 1 and min-p 0 are off."""
-    temperature = sampling.temperature if is_drawn(sampling) else 0.0
+    temperature = sampling.temperature if luck.is_drawn(sampling) else 0.0
     assert all(map(math.isfinite, (temperature, sampling.top_p, sampling.min_p)))
     top_k = sampling.top_k if sampling.top_k < vocab_size else 0
     key = luck.key(sampling.seed, choice)
     return np.frombuffer(_SETTINGS.pack(key, temperature, top_k, sampling.top_p, sampling.min_p), np.int32)
-
-
-def is_drawn(sampling: SamplingParams) -> bool:
-    """Whether chance has a say: these settings leave nothing but the likeliest id otherwise."""
-    return sampling.temperature >= _COLDEST and sampling.top_k != 1 and sampling.top_p > 0.0
 
 
 def is_special(sampling: SamplingParams) -> bool:

@@ -1,1 +1,1 @@
-"""Models on torch: the only package that imports it."""
+"""A Llama-shaped model on CPUs behind the Runner protocol, row-exact."""

@@ -7,13 +7,21 @@ device and in every batch. Knows no slot and no distribution.
 import torch
 from torch import Tensor
 
+from headrace.core.request import SamplingParams
 from headrace.runner.cells import MASK_64, mix_int
 
 # splitmix64's step between positions, and another odd step between the tries at one position.
 _STEP = 0x9E3779B97F4A7C15
 _RETRY = 0xD1342543DE82EF95
+# A lower temperature leaves nothing to chance but overflows.
+_COLDEST = 1e-5
 # `below` multiplies a total by 32 bits in an int64.
 MAX_TOTAL = 2**31
+
+
+def is_drawn(sampling: SamplingParams) -> bool:
+    """Whether chance has a say: these settings leave nothing but the likeliest id otherwise."""
+    return sampling.temperature >= _COLDEST and sampling.top_k != 1 and sampling.top_p > 0.0
 
 
 def signed(value: int) -> int:

@@ -30,9 +30,6 @@ _PENALISED = 4
 _MASKED = 8
 _SCORED = 16
 
-# A lower temperature leaves nothing to chance but overflows.
-_COLDEST = 1e-5
-
 StatusArray = NDArray[np.uint8]
 RowArray = NDArray[np.intp]
 
@@ -73,7 +70,7 @@ class Sampler:
             self._logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
             self._prompt_logprobs[slot] = -1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs
             self._traits[slot] = (
-                _DRAWN * _is_drawn(sampling)
+                _DRAWN * luck.is_drawn(sampling)
                 | _RULED * (rules is not None)
                 | _PENALISED * penalties.asks(sampling)
                 | _MASKED * sampling.masked
@@ -218,11 +215,6 @@ class Sampler:
 
     def _indices(self, values: NDArray[np.signedinteger]) -> Tensor:
         return torch.from_numpy(values.astype(np.int64)).to(self._device)
-
-
-def _is_drawn(sampling: SamplingParams) -> bool:
-    """Whether chance has a say: these settings leave nothing but the likeliest id otherwise."""
-    return sampling.temperature >= _COLDEST and sampling.top_k != 1 and sampling.top_p > 0.0
 
 
 def _finite(maxima: Tensor) -> NDArray[np.bool_]:
