@@ -6,7 +6,7 @@ HEADRACE_API_KEY=$(cat ~/.local/share/headrace/key) python examples/tools_and_sc
 import os
 import sys
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 WEATHER = {
     "type": "function",
@@ -30,7 +30,17 @@ PERSON = {
 
 
 def main(url: str) -> None:
-    client = OpenAI(base_url=f"{url.rstrip('/').removesuffix('/v1')}/v1", api_key=os.environ["HEADRACE_API_KEY"])  # noqa: TID251
+    key = os.environ.get("HEADRACE_API_KEY")  # noqa: TID251
+    if not key:
+        sys.exit("set HEADRACE_API_KEY to a key of the server")
+    client = OpenAI(base_url=f"{url.rstrip('/').removesuffix('/v1')}/v1", api_key=key)
+    try:
+        show(client)
+    except APIConnectionError:
+        sys.exit(f"nobody answers at {url}")
+
+
+def show(client: OpenAI) -> None:
 
     # "required" holds the model to a call whose arguments fit the schema; "auto" leaves it the choice.
     asked = client.chat.completions.create(

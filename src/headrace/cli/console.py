@@ -1,6 +1,8 @@
 """What commands share: notes and progress on stderr, one JSON document on stdout, and where pictures go."""
 
 import math
+import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -9,6 +11,9 @@ from pathlib import Path
 
 from headrace.core.errors import InvalidInput
 
+# What a script that calls `headrace` for somebody was called by itself.
+_COMMAND = "HEADRACE_COMMAND"
+_CALLS = re.compile(r"\bheadrace(?= (?:chat|demo|doctor|generate|keys|models|plan|serve|simulate)\b)")
 # Between two lines of progress.
 _LINE_S = 5.0
 
@@ -16,6 +21,16 @@ _LINE_S = 5.0
 def note(line: str) -> None:
     """Progress and remarks, which never mix with a result."""
     print(line, file=sys.stderr, flush=True)
+
+
+def called_as() -> str:
+    """What this was called by."""
+    return os.environ.get(_COMMAND, "headrace")
+
+
+def as_called(text: str) -> str:
+    """What it says to call, as it can be called here."""
+    return _CALLS.sub(lambda _: called_as(), text)
 
 
 class ProgressLines:

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from headrace import __version__
-from headrace.cli.console import as_text, print_json
+from headrace.cli.console import as_text, called_as, print_json
 from headrace.cli.models import data_folder, model_store
 from headrace.core.errors import NotFound
 from headrace.core.proc import free_memory_bytes, usable_cores
@@ -101,7 +101,7 @@ def _has_bytecode(module: Path) -> bool:
 def _models() -> dict[str, Any]:
     store = model_store()
     pulled = {manifest.name: as_text(store.resolve(manifest.name)) for manifest in store.models()}
-    return {"folder": as_text(store.folder), **(pulled or {"pulled": "none yet: headrace models pull default"})}
+    return {"folder": as_text(store.folder), **(pulled or {"pulled": f"none yet: {called_as()} models pull default"})}
 
 
 def _kernels(model: str, dtype: str) -> dict[str, Any]:

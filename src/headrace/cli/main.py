@@ -14,6 +14,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from headrace import __version__
+from headrace.cli.console import as_called
 from headrace.core.errors import HeadraceError, InvalidInput
 
 
@@ -92,12 +93,13 @@ def build_app(argv: Sequence[str]) -> typer.Typer:
 
 def report_error(error: HeadraceError, *, as_json: bool) -> int:
     """Say what went wrong and return the exit code."""
-    print(f"error: {_one_line(error.message)}", file=sys.stderr)
+    message = _one_line(as_called(error.message))
+    print(f"error: {message}", file=sys.stderr)
     if as_json:
         import msgspec
 
         param = None if error.param is None else _one_line(error.param)
-        body = {"error": {"code": error.code, "message": _one_line(error.message), "param": param}}
+        body = {"error": {"code": error.code, "message": message, "param": param}}
         print(msgspec.json.encode(body).decode())
     return 2 if isinstance(error, InvalidInput) else 1
 

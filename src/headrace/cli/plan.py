@@ -97,9 +97,7 @@ def _read_profile(asked: str) -> object:
         measured = store.load(asked, "--profile")
     else:
         if not is_path and asked and not os.path.lexists(asked):
-            message = (
-                f"no profile is stored as {asked[:200]!r}, and there is no such file: headrace models profile NAME"
-            )
+            message = f"no profile is stored as {asked[:200]!r}, and there is no such file; to make one: headrace models profile NAME"
             raise InvalidInput(message, param="--profile")
         raw = read_document(Path(asked), "--profile", "--profile")
         if not is_profile(raw):

@@ -7,6 +7,7 @@ only for what is there.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import secrets
@@ -27,7 +28,7 @@ from msgspec.structs import replace
 
 from headrace.cli.announcement import LoadingLines, curl_line, exposure, reachable_at, ready_lines, served_models
 from headrace.cli.configuration import Flags, resolve_config
-from headrace.cli.console import as_text
+from headrace.cli.console import as_text, called_as
 from headrace.cli.keys import CLIENT_VARIABLE, VARIABLE, LocalKey, local_key, with_local_tenant
 from headrace.cli.models import data_folder, find_or_fetch
 from headrace.cluster.local import Command, LocalProcesses
@@ -45,8 +46,6 @@ from headrace.transport.unix import UnixNetwork
 
 _LOG = logging.getLogger("headrace.control")
 _BACKLOG = 2048
-# What a script that calls `headrace` for somebody was called by itself.
-_COMMAND = "HEADRACE_COMMAND"
 
 
 def serve(
@@ -175,7 +174,8 @@ def _bound(host: str, port: int, flag: str, *, is_shared: bool = False) -> socke
         found.bind(address)
     except OSError as error:
         found.close()
-        raise HeadraceError(f"cannot listen on {host}:{port}: {error.strerror}; {flag} takes another") from None
+        told = "--host" if error.errno == errno.EADDRNOTAVAIL else flag
+        raise HeadraceError(f"cannot listen on {host}:{port}: {error.strerror}; {told} takes another") from None
     return found
 
 
@@ -347,8 +347,8 @@ class Server:
             }
             self.results.put(_json(document))
         else:
-            command, show_key = os.environ.get(_COMMAND, "headrace"), sys.stdout.isatty()
-            for line in ready_lines(address, self.key, models, seconds, show_key=show_key, command=command):
+            show_key = sys.stdout.isatty()
+            for line in ready_lines(address, self.key, models, seconds, show_key=show_key, command=called_as()):
                 self.results.put(line)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.cli.console import ProgressLines
+from headrace.cli.console import ProgressLines, as_called
 
 
 def test_progress_without_a_terminal_is_a_line_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,3 +20,10 @@ def test_progress_of_what_is_done_soon_is_silent(capsys: pytest.CaptureFixture[s
     lines.show(5, 5)
     lines.show(0, 0)
     assert capsys.readouterr().err == ""
+
+
+def test_hints_name_the_command_that_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "x is not here yet: headrace models pull x; headrace is one word, headrace-models another"
+    assert as_called(told) == told
+    monkeypatch.setenv("HEADRACE_COMMAND", "./run")
+    assert as_called(told) == "x is not here yet: ./run models pull x; headrace is one word, headrace-models another"

@@ -220,7 +220,7 @@ def test_a_file_without_a_suffix_is_still_a_file(command: Command, store: Profil
 def test_a_name_that_nobody_stored_says_how_to_measure_it(command: Command, store: ProfileStore) -> None:
     code, out, err = command.run("--profile", "default", *LOAD)
     assert (code, out) == (2, "")
-    assert "no profile is stored as 'default', and there is no such file: headrace models profile" in err
+    assert "no profile is stored as 'default', and there is no such file; to make one: headrace models profile" in err
 
 
 @pytest.mark.parametrize(

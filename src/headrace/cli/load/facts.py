@@ -31,7 +31,8 @@ async def is_ready(pool: Pool, endpoint: Endpoint, timeout_s: float) -> bool:
 
 
 async def ask_facts(pool: Pool, endpoint: Endpoint, key: str | None, model: str) -> Facts:
-    """Raises HeadraceError when nobody answers, and InvalidInput when the server refuses the key, or the name it was asked by."""
+    """Raises HeadraceError when nobody answers, and InvalidInput when the server refuses the key, the name it was asked by,
+    or the model's."""
     status, body = await fetch(pool, endpoint.head("GET", "/v1/models", key))
     if status == 401:
         raise InvalidInput("the server refuses the key: give one with --key or HEADRACE_API_KEY", param="--key")
@@ -49,7 +50,11 @@ async def ask_facts(pool: Pool, endpoint: Endpoint, key: str | None, model: str)
 
 async def _info(pool: Pool, endpoint: Endpoint, key: str | None, model: str) -> dict[str, Any]:
     status, body = await fetch(pool, endpoint.head("GET", f"/tokenizer_info?model={quote(model)}", key))
-    return _object(body) if status == 200 else {}
+    told = _object(body)
+    error = told.get("error")
+    if status == 404 and isinstance(error, dict) and error.get("code") == "model_not_found":
+        raise InvalidInput(str(error.get("message", "the model is not served"))[:500], param="--model")
+    return told if status == 200 else {}
 
 
 async def _word_size(pool: Pool, endpoint: Endpoint, key: str | None, model: str) -> float:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace import __version__
-from headrace.cli.console import ProgressLines, as_text, check_finite, picture_target, print_json
+from headrace.cli.console import ProgressLines, as_text, called_as, check_finite, picture_target, print_json
 from headrace.core.proc import usable_cores
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _print(measured: ModelProfile, path: Path, target: Path | None) -> None:
 
     print_profile(measured, Console())
     print(f"stored: {as_text(path)}")
-    print(f"  to plan with it: headrace plan --profile {measured.name} --prompt 100 --output 200 --rate 5")
+    print(f"  to plan with it: {called_as()} plan --profile {measured.name} --prompt 100 --output 200 --rate 5")
     if target is not None:
         print(f"picture: {as_text(target)}")
 

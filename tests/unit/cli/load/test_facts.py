@@ -16,6 +16,12 @@ from tests.unit.cli.load.stub import Ask, serving
         (401, {"error": {"message": "No."}}, "--key", "the server refuses the key: give one"),
         (403, {"error": {"message": "Not to that Host."}}, "--url", "the server refuses to answer: Not to that Host."),
         (403, ["?"], "--url", "the server refuses to answer"),
+        (
+            404,
+            {"error": {"code": "model_not_found", "message": "the model 'm' is not served here"}},
+            "--model",
+            "the model 'm' is not served here",
+        ),
     ],
 )
 def test_who_is_refused_hears_why(status: int, body: object, param: str, said: str) -> None:
