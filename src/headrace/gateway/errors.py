@@ -28,8 +28,10 @@ _TYPES: Mapping[int, str] = {
     429: "rate_limit_error",
     503: "overloaded",
 }
-# Of failures that the same request would meet again.
-_FINAL_CODES = frozenset({RowFailed.code, MemoryCorrupted.code})
+# Of failures that the same request would meet again, or whose time is over.
+_FINAL_CODES = frozenset(
+    {RowFailed.code, MemoryCorrupted.code, "not_finite", "out_of_range", "mask", "failed", "deadline_exceeded"}
+)
 INTERNAL_MESSAGE = "The server failed to answer this request. Its id is in the x-request-id header."
 
 

@@ -87,8 +87,6 @@ def check_ask(ask: Ask) -> None:
         raise InvalidInput(f"exactly one of {names} is needed, not {len(given)}", param=given[1] if given else "prompt")
     if not 1 <= ask.n <= MAX_CHOICES:
         raise InvalidInput(f"n must be a number from 1 to {MAX_CHOICES}", param="n")
-    if ask.ignore_eos and shape_of(ask):
-        raise InvalidInput("ignore_eos: a reply that must have a shape ends when it has it", param="ignore_eos")
     if ask.ids and not (min(ask.ids) >= 0 and max(ask.ids) < 2**31):
         raise InvalidInput("ids holds what is no token id", param="ids")
     if ask.tools and ask.messages is None and ask.prompt is None:
@@ -103,6 +101,15 @@ def check_ask(ask: Ask) -> None:
         _check_times(ask)
     if ask.continue_final_message:
         _check_continuation(ask)
+
+
+def check_free(ask: Ask) -> None:
+    """Refuse what would not let a grammar have its way: it may need any id, and its end. One token it always has."""
+    for name, is_given in (("ignore_eos", ask.ignore_eos), ("min_tokens", ask.min_tokens > 1)):
+        if is_given:
+            raise InvalidInput(f"{name}: a reply that must have a shape ends when it has it", param=name)
+    if ask.allowed_ids:
+        raise InvalidInput("allowed_ids: a reply that must have a shape may need any id", param="allowed_ids")
 
 
 def shape_of(ask: Ask) -> str:

@@ -28,6 +28,8 @@ class SavedAsk(Struct, frozen=True, array_like=True):
     is_forced: bool
     is_named: bool
     echoed: str
+    # Of no older version: any.
+    tool_names: frozenset[str] = frozenset()
 
     def prepared(self) -> Prepared:
         return Prepared(
@@ -38,6 +40,7 @@ class SavedAsk(Struct, frozen=True, array_like=True):
             window=stop_window(self.ask, {}),
             continues=self.continues,
             syntax=self.syntax,
+            tool_names=self.tool_names,
             is_forced=self.is_forced,
             is_named=self.is_named,
             echoed=self.echoed,
@@ -95,4 +98,5 @@ def _save(prepared: Prepared) -> SavedAsk:
         prepared.is_forced,
         prepared.is_named,
         prepared.echoed,
+        prepared.tool_names,
     )

@@ -201,7 +201,7 @@ class Lives:
                 if voice.first_s is None:
                     self._begin(voice, _num_cached(frame, row), said, now_s)
                 is_telling = voice.hear(token)
-                if voice.choice is not None and voice.choice.stopped:
+                if voice.has_called or (voice.choice is not None and voice.choice.stopped):
                     voice.is_stopped = True
                     if key not in ended:
                         voice.abort()

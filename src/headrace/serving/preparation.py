@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from headrace.core.errors import ContextLengthExceeded, InvalidInput
 from headrace.core.request import MAX_LOGPROBS, SamplingParams, check_sampling
-from headrace.serving.ask import Ask, check_ask, sampling_of, shape_of
+from headrace.serving.ask import Ask, check_ask, check_free, sampling_of, shape_of
 from headrace.serving.model_text import ModelText
 from headrace.serving.tools import ToolPlan, plan_tools
 from headrace.text.fitting import Room, encode_small, encode_within
@@ -30,7 +30,7 @@ _Windows = dict[tuple[tuple[str, ...], bool], StopWindow]
 
 
 class Prepared(Struct, frozen=True):
-    """An ask as the engine will see it. `syntax` reads tool calls from the reply, empty where it is all text;
+    """An ask as the engine will see it. `syntax` reads calls of `tool_names` from the reply, empty where it is all text;
     `is_forced`: the reply is calls and nothing else; `is_named`: of one given tool. `window` looks for stop strings, if there are any. `echoed` is the prompt
     as text, where that is to be repeated."""
 
@@ -41,6 +41,7 @@ class Prepared(Struct, frozen=True):
     window: StopWindow | None = None
     continues: bool = False
     syntax: str = ""
+    tool_names: frozenset[str] = frozenset()
     is_forced: bool = False
     is_named: bool = False
     echoed: str = ""
@@ -184,8 +185,10 @@ def _draft(
     shape = shape_of(ask) if tools.grammar is None else ""
     grammar = grammar_of(ask, shape) if shape else tools.grammar
     blamed = shape if tools.grammar is None else "tools"
-    if grammar is not None and not model.eos_ids:
-        raise InvalidInput("this model's end is unknown, so no grammar can end its reply", param=blamed)
+    if grammar is not None:
+        check_free(ask)
+        if not model.eos_ids:
+            raise InvalidInput("this model's end is unknown, so no grammar can end its reply", param=blamed)
     sampling = sampling_of(ask, seeds=seeds, masked=grammar is not None)
     check_sampling(sampling, model.vocab_size)
     draft = _Draft(ask, sampling, grammar, blamed, tools, stop_window(ask, windows))
@@ -248,6 +251,7 @@ def _finish(model: ModelText, draft: _Draft, ids: list[int]) -> Prepared:
         window=draft.window,
         continues=ask.raw is not None or ask.ids is not None or ask.continue_final_message,
         syntax=draft.tools.syntax,
+        tool_names=draft.tools.names,
         is_forced=draft.tools.grammar is not None,
         is_named=draft.tools.is_named,
         echoed=echoed,

@@ -27,18 +27,20 @@ _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": Fal
 
 
 class ToolPlan(Struct, frozen=True):
-    """`syntax` reads calls from the reply; empty: the reply is text. `grammar` forces calls, where they are."""
+    """`syntax` reads calls of the tools called `names` from the reply; empty: the reply is text. `grammar` forces calls,
+    where they are."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     syntax: str = ""
+    names: frozenset[str] = frozenset()
     grammar: Grammar | None = None
     is_named: bool = False
 
 
 def plan_tools(ask: Ask, messages: Sequence[Mapping[str, Any]], syntax: str, traits: Traits) -> ToolPlan:
     """With `tool_choice` none the model is not told of its tools at all."""
-    names = _names(ask.tools) if ask.tools else set()
+    names = frozenset(_names(ask.tools) if ask.tools else ())
     if not traits.tool_calls:
         messages = _written_out(messages, syntax)
     if ask.tool_choice not in TOOL_CHOICES and ask.tool_choice not in names:
@@ -52,13 +54,13 @@ def plan_tools(ask: Ask, messages: Sequence[Mapping[str, Any]], syntax: str, tra
         messages, tools = _described(messages, tools, syntax, traits), ()
     if ask.tool_choice == "auto":
         # A reply of a given shape may look like a call without being one.
-        return ToolPlan(messages, tools, "" if shape_of(ask) else syntax)
+        return ToolPlan(messages, tools, "" if shape_of(ask) else syntax, names)
     if shape := shape_of(ask):
         raise InvalidInput(f"tool_choice forces a call, and {shape} another reply", param=shape)
     is_named = ask.tool_choice != "required"
     chosen = [tool for tool in ask.tools if not is_named or tool["function"]["name"] == ask.tool_choice]
     grammar = _forced(call_schema(chosen), syntax, many=ask.parallel_tool_calls and not is_named)
-    return ToolPlan(messages, tools, syntax, grammar, is_named)
+    return ToolPlan(messages, tools, syntax, names, grammar, is_named)
 
 
 def call_schema(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

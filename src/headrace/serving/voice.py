@@ -48,6 +48,7 @@ class Voice:
         "end",
         "finish",
         "first_s",
+        "has_called",
         "heard",
         "is_accepted",
         "is_attached",
@@ -90,7 +91,9 @@ class Voice:
         self.first_s: float | None = None
         self.is_stopped = False
         self.is_paused = False
-        self._calls = open_syntax(prepared.syntax) if prepared.syntax else None
+        # The one call that it may make: whatever comes after it is dropped.
+        self.has_called = False
+        self._calls = open_syntax(prepared.syntax, prepared.tool_names or None) if prepared.syntax else None
         self._wants_prompt = ask.echo or ask.return_token_ids or sampling.prompt_logprobs is not None
         self._is_plain = not (self._calls or self._wants_prompt or ask.score_only or sampling.logprobs is not None)
         self._text = ""
@@ -248,7 +251,7 @@ class Voice:
             raise HeadraceError("a stream has gone on behind its stop string")
         for token in part.ids:
             self.hear(token)
-        self.is_stopped = self.listen().stopped
+        self.is_stopped = self.listen().stopped or self.has_called
         if not part.index:
             self.num_cached = part.cached
             self.first_s = said_s
@@ -283,6 +286,8 @@ class Voice:
         # Where calls are forced, what else there is are tags, or a part of one where the reply was cut off.
         is_forced = self.prepared.is_forced
         for event in events:
+            if self.has_called:
+                return
             match event:
                 case TextDelta(text) if not is_forced:
                     self._text += text
@@ -292,6 +297,8 @@ class Voice:
                     self._call_deltas.append(CallDelta(index, arguments=text))
                 case CallEnded(index, broken_text):
                     self._num_calls += not broken_text
+                    # What a grammar forces is one call already, and its end.
+                    self.has_called = not (broken_text or is_forced or self.prepared.ask.parallel_tool_calls)
                     if broken_text and not is_forced:
                         self._call_deltas.append(CallDelta(index, broken_text=broken_text))
 

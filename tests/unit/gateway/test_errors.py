@@ -53,7 +53,9 @@ def test_headers_follow_the_error() -> None:
 
 def test_what_broke_a_stream_may_be_tried_again_unless_it_would_break_again() -> None:
     assert "x-should-retry" not in error_reply(StreamFailed(Failure("runner_failed", "", 500))).headers
-    assert error_reply(StreamFailed(Failure("row_failed", "", 500))).headers["x-should-retry"] == "false"
+    for code, status in (("row_failed", 500), ("mask", 500), ("not_finite", 500), ("deadline_exceeded", 504)):
+        assert error_reply(StreamFailed(Failure(code, "", status))).headers["x-should-retry"] == "false"
+    assert "x-should-retry" not in error_reply(StreamFailed(Failure("out_of_room", "", 500))).headers
     assert error_reply(StreamFailed(Failure("unreachable", "", 503, retry_after_s=2.0))).headers["retry-after"] == "2"
 
 

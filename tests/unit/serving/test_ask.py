@@ -1,10 +1,12 @@
 """Asks that contradict themselves are refused by the field; the rest reaches the sampler as it was said."""
 
+from typing import Any
+
 import pytest
 
 from headrace.core.errors import InvalidInput
 from headrace.core.request import SamplingParams
-from headrace.serving.ask import Ask, check_ask, sampling_of
+from headrace.serving.ask import Ask, check_ask, check_free, sampling_of
 from headrace.serving.preparation import grammar_of
 
 
@@ -51,9 +53,15 @@ def test_one_thing_shapes_a_reply() -> None:
         grammar_of(Ask(raw="a", regex="a+", json_object=True))
 
 
-def test_a_shaped_reply_cannot_ignore_its_end() -> None:
-    with pytest.raises(InvalidInput, match="ignore_eos"):
-        check_ask(Ask(raw="a", regex="a", ignore_eos=True))
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"ignore_eos": True}, "ignore_eos"), ({"min_tokens": 2}, "min_tokens"), ({"allowed_ids": [5]}, "allowed_ids")],
+)
+def test_what_keeps_a_reply_from_its_shape_is_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        check_free(Ask(raw="a", regex="a", **fields))
+    assert refused.value.param == param
+    check_free(Ask(raw="a", regex="a", min_tokens=1))
 
 
 @pytest.mark.parametrize("token", [-1, 2**31, 2**32 + 1, 2**64])

@@ -124,6 +124,40 @@ def test_without_tools_or_with_choice_none_everything_is_text(pool: LimitedPool)
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("call", ['{"name": "secret", "arguments": {}}', '{"arguments": {}, "name": "secret"}'])
+def test_a_call_of_what_nobody_offered_is_text(pool: LimitedPool, call: str) -> None:
+    text = f"<tool_call>\n{call}\n</tool_call>"
+
+    async def story() -> None:
+        rig = ScriptedRig(pool)
+        stream = await rig.open(chat(tools=[WEATHER]))
+        rig.worker.say(text.encode(), end="stop")
+        assert calls_of(stream) == [] and text_of(stream) == text and finishes(stream) == {0: "stop"}
+        rig.model.close()
+
+    asyncio.run(story())
+
+
+def test_a_reply_that_may_call_once_ends_with_its_call(pool: LimitedPool) -> None:
+    call = b'<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+
+    async def story() -> None:
+        rig = ScriptedRig(pool)
+        stream = await rig.open(chat(tools=[WEATHER, CLOCK], parallel_tool_calls=False))
+        rig.worker.say(b"Now:\n" + call + b"\n")
+        assert [abort[0] for abort in rig.worker.aborts] == [0]
+        rig.worker.say(call)
+        rig.worker.end(0, Outcome.ABORTED, "aborted")
+        assert [call.name for call in calls_of(stream) if call.name] == ["clock"]
+        assert text_of(stream) == "Now:\n" and finishes(stream) == {0: "tool_calls"}
+        many = await rig.open(chat(tools=[WEATHER, CLOCK]))
+        rig.worker.say(call + b"\n" + call, key=1, end="stop")
+        assert [call.name for call in calls_of(many) if call.name] == ["clock", "clock"]
+        rig.model.close()
+
+    asyncio.run(story())
+
+
 def test_a_call_cut_off_by_length_says_length(pool: LimitedPool) -> None:
     async def story() -> None:
         rig = ScriptedRig(pool)

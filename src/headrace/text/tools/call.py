@@ -1,5 +1,6 @@
 """One call: a JSON object with a name and arguments. Owns what of it is known; knows no tags around it."""
 
+from collections.abc import Collection
 from enum import Enum, auto
 
 import msgspec
@@ -25,11 +26,13 @@ class CallParser:
 
     `is_tagged`: a tag says that this is a call, so other keys are ignored and arguments may be missing.
     Without one, an object with other keys is no call, and is known not to be one at its first such key.
+    `names` are those that can be called; None: any.
     """
 
-    def __init__(self, *, is_tagged: bool) -> None:
+    def __init__(self, *, is_tagged: bool, names: Collection[str] | None = None) -> None:
         self.name = ""
         self._is_tagged = is_tagged
+        self._names = names
         self._next: _Next | None = None
         self._scanner: ValueScanner | None = None
         self._key = ""
@@ -122,7 +125,9 @@ class CallParser:
     def _end_value(self) -> bool:
         self._next = _Next.COMMA_OR_END
         if self._key == "name":
-            self.name = _string("".join(self._literal))
+            name = _string("".join(self._literal))
+            if self._names is None or name in self._names:
+                self.name = name
             return bool(self.name)
         return True
 

@@ -1,9 +1,10 @@
 """The ways in which models write tool calls, read from text as it streams. Owns tags, lists and what lies between.
 
-What is not a call comes out as text, every character of it: prose, other JSON, a call that was cut
-off before its arguments began. How the text was cut into deltas makes no difference.
+What is not a call comes out as text, every character of it: prose, other JSON, a call of what nobody offered, one that
+was cut off before its arguments began. How the text was cut into deltas makes no difference.
 """
 
+from collections.abc import Collection
 from enum import Enum, auto
 from typing import Protocol
 
@@ -44,11 +45,11 @@ DIALECTS = {
 }
 
 
-def open_syntax(name: str) -> ToolSyntax:
-    """A reader for one stream."""
+def open_syntax(name: str, names: Collection[str] | None = None) -> ToolSyntax:
+    """A reader for one stream; `names` are the tools that can be called, None: any."""
     if name not in DIALECTS:
         raise InvalidInput(f"The tool syntax {name!r} is not one of {', '.join(DIALECTS)}.", param="tool_syntax")
-    return CallStream(DIALECTS[name])
+    return CallStream(DIALECTS[name], names)
 
 
 def pick_syntax(template: str, architecture: str) -> str:
@@ -74,8 +75,9 @@ class _Place(Enum):
 class CallStream:
     """`_held` is what was read and not yet given out: text if no call comes of it, else syntax."""
 
-    def __init__(self, dialect: Dialect) -> None:
+    def __init__(self, dialect: Dialect, names: Collection[str] | None = None) -> None:
         self._dialect = dialect
+        self._names = names
         self._log = EventLog()
         self._place = _Place.TEXT
         self._held = ""
@@ -127,7 +129,7 @@ class CallStream:
 
     def _begin_call(self, character: str) -> bool:
         is_tagged = self._held.startswith(self._dialect.open_tag) and bool(self._dialect.close_tag)
-        self._call = CallParser(is_tagged=is_tagged)
+        self._call = CallParser(is_tagged=is_tagged, names=self._names)
         self._place = _Place.CALL
         self._is_announced = False
         return self._read_call(character)
