@@ -182,9 +182,9 @@ def _draft(
     check_ask(ask)
     messages = ask.messages if ask.messages is not None else [{"role": "user", "content": ask.prompt}]
     tools = ToolPlan(()) if traits is None else plan_tools(ask, messages, model.syntax, traits)
-    shape = shape_of(ask) if tools.grammar is None else ""
-    grammar = grammar_of(ask, shape) if shape else tools.grammar
-    blamed = shape if tools.grammar is None else "tools"
+    shape = shape_of(ask)
+    grammar = grammar_of(ask, shape) if shape and tools.grammar is None else tools.grammar
+    blamed = shape or "tools"
     if grammar is not None:
         check_free(ask)
         if not model.eos_ids:
@@ -252,7 +252,7 @@ def _finish(model: ModelText, draft: _Draft, ids: list[int]) -> Prepared:
         continues=ask.raw is not None or ask.ids is not None or ask.continue_final_message,
         syntax=draft.tools.syntax,
         tool_names=draft.tools.names,
-        is_forced=draft.tools.grammar is not None,
+        is_forced=draft.tools.is_forced,
         is_named=draft.tools.is_named,
         echoed=echoed,
     )

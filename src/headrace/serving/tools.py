@@ -20,6 +20,8 @@ from headrace.text.tools.syntax import DIALECTS
 
 # Calls in one reply, where a grammar makes them.
 MAX_FORCED_CALLS = 16
+# Shapes of a reply that are JSON: beside them, calls can be told.
+_ANSWERS = ("json_schema", "json_object")
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 # Keywords whose values are data: a "$ref" there refers to nothing.
 _DATA = frozenset(("const", "enum", "default", "examples"))
@@ -27,14 +29,15 @@ _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": Fal
 
 
 class ToolPlan(Struct, frozen=True):
-    """`syntax` reads calls of the tools called `names` from the reply; empty: the reply is text. `grammar` forces calls,
-    where they are."""
+    """`syntax` reads calls of the tools called `names` from the reply; empty: the reply is text. `grammar` leaves nothing but
+    calls, where they are forced, or calls and an answer of a given schema."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     syntax: str = ""
     names: frozenset[str] = frozenset()
     grammar: Grammar | None = None
+    is_forced: bool = False
     is_named: bool = False
 
 
@@ -52,15 +55,22 @@ def plan_tools(ask: Ask, messages: Sequence[Mapping[str, Any]], syntax: str, tra
     tools: Sequence[Mapping[str, Any]] = ask.tools
     if not traits.tools:
         messages, tools = _described(messages, tools, syntax, traits), ()
+    shape = shape_of(ask)
     if ask.tool_choice == "auto":
-        # A reply of a given shape may look like a call without being one.
-        return ToolPlan(messages, tools, "" if shape_of(ask) else syntax, names)
-    if shape := shape_of(ask):
+        if not shape:
+            return ToolPlan(messages, tools, syntax, names)
+        if shape not in _ANSWERS:
+            # What need not be JSON may look like a call without being one.
+            return ToolPlan(messages, tools)
+        answer = ask.json_schema if shape == "json_schema" else {"type": "object"}
+        grammar = _grammar(call_schema(ask.tools), syntax, many=ask.parallel_tool_calls, answer=answer)
+        return ToolPlan(messages, tools, syntax, names, grammar)
+    if shape:
         raise InvalidInput(f"tool_choice forces a call, and {shape} another reply", param=shape)
     is_named = ask.tool_choice != "required"
     chosen = [tool for tool in ask.tools if not is_named or tool["function"]["name"] == ask.tool_choice]
-    grammar = _forced(call_schema(chosen), syntax, many=ask.parallel_tool_calls and not is_named)
-    return ToolPlan(messages, tools, syntax, names, grammar, is_named)
+    grammar = _grammar(call_schema(chosen), syntax, many=ask.parallel_tool_calls and not is_named)
+    return ToolPlan(messages, tools, syntax, names, grammar, is_forced=True, is_named=is_named)
 
 
 def call_schema(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -84,14 +94,14 @@ def call_schema(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"anyOf": calls, "$defs": definitions}
 
 
-def _forced(schema: dict[str, Any], syntax: str, *, many: bool) -> Grammar:
+def _grammar(schema: dict[str, Any], syntax: str, *, many: bool, answer: Any = None) -> Grammar:
     """Where calls have tags: one call, or up to MAX_FORCED_CALLS. Bare ones: exactly one, since nothing but the next
-    call would tell a model that may go on from one that may not."""
+    call would tell a model that may go on from one that may not. Or an `answer` of that schema, where there is one."""
     dialect = DIALECTS[syntax]
     if not dialect.close_tag:
-        return Grammar.calls(CallForm(schema))
+        return Grammar.calls(CallForm(schema, answer=answer))
     most = MAX_FORCED_CALLS if many else 1
-    return Grammar.calls(CallForm(schema, dialect.open_tag, dialect.close_tag, most))
+    return Grammar.calls(CallForm(schema, dialect.open_tag, dialect.close_tag, most, answer))
 
 
 def _names(tools: Sequence[Mapping[str, Any]]) -> set[str]:

@@ -49,13 +49,15 @@ SUBJECTS: dict[Kind, str] = {
 }
 
 
-class CallForm(Struct, frozen=True):
-    """One to `most` tool calls, each an object of this schema between these tags."""
+class CallForm(Struct, frozen=True, omit_defaults=True):
+    """One to `most` tool calls, each an object of this schema between these tags; or, where there is one, an `answer` of
+    that schema instead."""
 
     schema: dict[str, Any]
     open_tag: str = ""
     close_tag: str = ""
     most: int = 1
+    answer: Any = None
 
 
 class Grammar(Struct, frozen=True):

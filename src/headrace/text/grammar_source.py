@@ -4,6 +4,7 @@ Owns the translation. Knows no token: a matcher is made of this and a lexicon.
 """
 
 import json
+from typing import Any
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits
@@ -15,6 +16,24 @@ from headrace.text.grammar import SUBJECTS, CallForm, Grammar, check_repeats, re
 _WHITESPACE = r"\x20|\n\x20{0,32}"
 _MAX_MESSAGE = 300
 _LINE = "\n"
+# All options: a schema could set them itself under "x-guidance".
+_ANSWERS: Any = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": _WHITESPACE,
+    "item_separator": ",",
+    "key_separator": ":",
+    "coerce_one_of": False,
+    "lenient": False,
+}
+# Spaces are where models were taught to write them, and nowhere else: one that is made to call a tool against its will
+# wanders off into white space if it may.
+_CALLS: dict[str, Any] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "coerce_one_of": False,
+    "lenient": False,
+}
 
 
 def grammar_source(grammar: Grammar) -> str:
@@ -62,30 +81,22 @@ def explain(grammar: Grammar, error: str) -> str:
 
 
 def _from_schema(schema: object) -> str:
-    # All options are overridden: a schema could set them itself under "x-guidance".
-    return LLMatcher.grammar_from_json_schema(
-        json.dumps(schema),
-        overrides={
-            "whitespace_flexible": True,
-            "whitespace_pattern": _WHITESPACE,
-            "item_separator": ",",
-            "key_separator": ":",
-            "coerce_one_of": False,
-            "lenient": False,
-        },
-    )
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_ANSWERS)
 
 
 def _calls(form: CallForm) -> str:
-    """The schema's options are set here, over its own. Spaces are where models were taught to write them, and nowhere
-    else: one that is made to call a tool against its will wanders off into white space if it may."""
-    options = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
-    body = json.dumps({**read_schema(json.dumps(form.schema)), "x-guidance": {**options, "coerce_one_of": False}})
     call = "body"
     if form.close_tag:
         call = f"{json.dumps(form.open_tag + _LINE)} body {json.dumps(_LINE + form.close_tag)}"
     more = f" ({json.dumps(_LINE)} call){{0,{form.most - 1}}}" if form.most > 1 else ""
-    return f"start: call{more}\ncall: {call}\nbody: %json {body}\n"
+    lines = [f"calls: call{more}", f"call: {call}", f"body: {_inline(form.schema, _CALLS)}"]
+    if form.answer is None:
+        return _LINE.join(["start: calls", *lines, ""])
+    return _LINE.join(["start: calls | answer", *lines, f"answer: {_inline(form.answer, _ANSWERS)}", ""])
+
+
+def _inline(schema: object, options: dict[str, Any]) -> str:
+    return f"%json {json.dumps({**read_schema(json.dumps(schema)), 'x-guidance': options})}"
 
 
 def _choice(source: str) -> str:

@@ -96,6 +96,22 @@ def test_calls_are_forced_in_the_form_that_is_read(syntax: str, choice: str, tag
     assert (form.open_tag, form.most, planned.is_named) == (tag, most, choice == "f")
 
 
+@pytest.mark.parametrize(
+    ("syntax", "before", "behind"), [("hermes", "<tool_call>\n", "\n</tool_call>"), ("json", "", "")]
+)
+def test_beside_a_schema_a_call_can_be_made(pool: LimitedPool, syntax: str, before: str, behind: str) -> None:
+    schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+    planned = plan(KNOWING, [USER], syntax, tools=[TOOL], json_schema=schema)
+    assert (planned.syntax, planned.names, planned.is_forced) == (syntax, {"f"}, False)
+    GrammarDesk(pool).check_sync(planned.grammar, param="tools")
+    matcher = LLMatcher(LEXICON.tokens, grammar_source(planned.grammar), limits=matcher_limits(planned.grammar))
+    for good in (f'{before}{{"name": "f", "arguments": {{"a": 1}}}}{behind}', '{\n  "age": 7\n}'):
+        assert matcher.validate_tokens(list(good.encode())) == len(good)
+    for bad in (f'{before}{{"name": "g"', '{"age": "7"'):
+        assert matcher.validate_tokens(list(bad.encode())) < len(bad)
+    assert plan(KNOWING, [USER], syntax, tools=[TOOL], regex="a+").syntax == ""
+
+
 def test_a_hundred_tools_can_be_forced_and_their_options_are_ours(pool: LimitedPool) -> None:
     parameters = {
         "x-guidance": {"whitespace_flexible": True},
