@@ -225,7 +225,8 @@ class FencedProtocol(HttpToolsProtocol):
             self._refuse_head()
         # Trailers come after the body: they are counted and dropped.
         if self._in_head:
-            self.headers.append((name.lower(), value))
+            # The parser leaves blanks behind a value, which are no part of it (RFC 9112, 5.1).
+            self.headers.append((name.lower(), value.rstrip(b" \t")))
 
     def _refuse_head(self) -> NoReturn:
         self._refusal = _headers_too_large(self._limits)

@@ -283,6 +283,21 @@ def test_trailers_change_no_header() -> None:
     play(story())
 
 
+def test_blanks_around_a_header_s_value_are_no_part_of_it() -> None:
+    async def story() -> None:
+        async with running(gateway()) as live:
+            wire = await live.connect()
+            head = HEAD.replace(
+                b"authorization: Bearer %s" % KEY.encode(), b"authorization: \t Bearer %s \t " % KEY.encode()
+            )
+            await wire.send(head + b"expect: 100-continue\t\r\ncontent-length: 12 \r\n\r\n")
+            assert await wire.line() + await wire.line() == b"HTTP/1.1 100 Continue\r\n\r\n"
+            await wire.send(b'{"text":"a"}')
+            assert await wire.answer() == (200, b'{"text":"a "}')
+
+    play(story())
+
+
 OFFERS = [
     pytest.param(b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n", id="h2c"),
     pytest.param(b"connection: upgrade\r\nupgrade: websocket\r\n", id="websocket"),
