@@ -178,7 +178,15 @@ def test_what_is_no_json_object_is_refused(body: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("body", "where"),
-    [(b'{"model":"m",}', ": see its byte 13"), (b'{"model":"m"', ": it ends too early"), (b'{"model":"\xff"}', "")],
+    [
+        (b'{"model":"m",}', ": see its byte 13"),
+        (b'{"model":"m"', ": it ends too early"),
+        (b'{"model":"\xff"}', ""),
+        (b'{"model":"a\\ud800b"}', ": see its byte 17"),
+        (b'{"model":"a\\ud800"}', ": see its byte 17"),
+        (b'{"model":"a\\ud800', ": it ends too early"),
+        (b'{"model":"a\\ud8', ": it ends too early"),
+    ],
 )
 def test_where_json_ends_to_be_json_is_told(body: bytes, where: str) -> None:
     with pytest.raises(InvalidInput, match=f"the body is not valid JSON in UTF-8{where}$"):

@@ -22,6 +22,8 @@ _VALUE = re.compile(r"Invalid (?:enum )?value '", re.DOTALL)
 # Where it is, and nothing of what is there.
 _BYTE = re.compile(r"\(byte (\d+)\)")
 _MAX_PARAM = 200
+# As long as half of a pair of escapes: where less follows the first half, the decoder takes it for the end.
+_HALF_PAIR = b" " * len(r"\udc00")
 
 
 def decode(data: bytes, kind: type[T]) -> T:
@@ -37,14 +39,26 @@ def decode(data: bytes, kind: type[T]) -> T:
     except RecursionError:
         raise InvalidInput("the body nests too deeply") from None
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise InvalidInput(f"the body is not valid JSON in UTF-8{_where(str(error))}") from None
+        raise InvalidInput(f"the body is not valid JSON in UTF-8{_where(str(error), data, kind)}") from None
     return decoded
 
 
-def _where(text: str) -> str:
-    if place := _BYTE.search(text):
+def _where(text: str, data: bytes, kind: Any) -> str:
+    is_cut = "truncated" in text
+    if place := _BYTE.search(_of_half_pair(data, kind) if is_cut else text):
         return f": see its byte {place[1]}"
-    return ": it ends too early" if "truncated" in text else ""
+    return ": it ends too early" if is_cut else ""
+
+
+def _of_half_pair(data: bytes, kind: Any) -> str:
+    """What is wrong with a body that seems to end too early, where it is half a pair of escapes near its end."""
+    try:
+        _decoder(kind).decode(data + _HALF_PAIR)
+    except (msgspec.DecodeError, RecursionError) as error:
+        place = _BYTE.search(str(error))
+        if "surrogate" in str(error) and place is not None and int(place[1]) < len(data):
+            return str(error)
+    return ""
 
 
 @cache
