@@ -27,7 +27,8 @@ def possible(complaint: str, kind: Any) -> list[str]:
         name = step["field"]
         tags = [str(each.tag) for each in _structs(here) if name is not None and each.tag_field == name]
         here = _items(here) if name is None else _field(here, name)
-    return _names(here) if what.startswith(_UNKNOWN) else tags or _values(here)
+    # Where unions meet, a type is a member of several.
+    return list(dict.fromkeys(_names(here) if what.startswith(_UNKNOWN) else tags or _values(here)))
 
 
 def complete(error: Exception, kind: Any) -> str:
@@ -90,4 +91,4 @@ def _values(here: Iterable[inspect.Type]) -> list[str]:
 
 
 def _names(here: Iterable[inspect.Type]) -> list[str]:
-    return list(dict.fromkeys(field.encode_name for each in _structs(here) for field in each.fields))
+    return [field.encode_name for each in _structs(here) for field in each.fields]

@@ -24,6 +24,14 @@ class Dog(Struct, tag_field="kind", tag="dog", forbid_unknown_fields=True):
     age: int = 0
 
 
+class Owner(Struct, tag_field="kind", tag="owner"):
+    heirs: list[Cat | Dog] = []
+
+
+class Tenant(Struct, tag_field="kind", tag="tenant"):
+    heirs: list[Dog | Cat] = []
+
+
 class House(Struct, forbid_unknown_fields=True):
     pets: list[Cat | Dog] = []
     door: Annotated[Literal["open", "shut"], Meta(description="d")] | Cat | None = None
@@ -63,6 +71,11 @@ def test_a_complaint_leads_to_what_is_possible(raw: object, values: list[str]) -
 def test_a_union_and_a_word_alone_have_values_too() -> None:
     assert possible(complaint({"kind": "cow"}, Cat | Dog), Cat | Dog) == ["cat", "dog"]
     assert possible(complaint("c", Literal["a", "b"]), Literal["a", "b"]) == ["a", "b"]
+
+
+def test_what_is_possible_in_several_places_is_told_once() -> None:
+    raw = {"kind": "tenant", "heirs": [{"kind": "cow"}]}
+    assert possible(complaint(raw, Owner | Tenant), Owner | Tenant) == ["cat", "dog"]
 
 
 def test_who_wrote_a_file_is_told_both() -> None:
