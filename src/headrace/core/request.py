@@ -123,10 +123,10 @@ def _check_biases(biases: tuple[tuple[int, float], ...], vocab_size: int) -> Non
     if len(biases) > MAX_LOGIT_BIAS:
         raise InvalidInput(f"logit_bias holds more than {MAX_LOGIT_BIAS} ids", param="logit_bias")
     for token, bias in biases:
-        if not 0 <= token < vocab_size or not abs(bias) <= MAX_BIAS:
-            raise InvalidInput(
-                f"logit_bias holds an id outside the vocabulary or a bias beyond ±{MAX_BIAS:g}", param="logit_bias"
-            )
+        if not 0 <= token < vocab_size:
+            raise InvalidInput("logit_bias holds an id outside the vocabulary", param="logit_bias")
+        if not abs(bias) <= MAX_BIAS:  # NaN is not within it
+            raise InvalidInput(f"logit_bias holds a bias beyond ±{MAX_BIAS:g}", param="logit_bias")
 
 
 def check_times(request: Request) -> None:

@@ -92,6 +92,13 @@ def test_lists_are_bounded() -> None:
     check_sampling(most, VOCAB)
 
 
+@pytest.mark.parametrize(("bias", "wrong"), [((VOCAB, 1.0), "an id outside"), ((1, 1e5), "a bias beyond")])
+def test_which_half_of_a_bias_is_wrong_is_told(bias: tuple[int, float], wrong: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_sampling(SamplingParams(logit_bias=(bias,)), VOCAB)
+    assert caught.value.message.startswith(f"logit_bias holds {wrong}") and " or " not in caught.value.message
+
+
 @pytest.mark.parametrize("bias", [math.nan, math.inf, -math.inf])
 def test_a_bias_that_is_not_finite_is_refused(bias: float) -> None:
     assert refused_sampling(logit_bias=((1, bias),)) == "logit_bias"
