@@ -6,7 +6,7 @@ import pytest
 
 from headrace.core.errors import InvalidInput
 from headrace.core.request import Tier
-from headrace.gateway.schemas.asks import blamed
+from headrace.gateway.schemas.asks import blame, blamed
 from headrace.gateway.schemas.headers import Targets, lowered_tier, read_targets, wants_metadata
 from headrace.serving.ask import Ask, check_ask
 from tests.unit.gateway.bodies import (
@@ -288,3 +288,18 @@ def test_what_is_blamed_is_the_client_s_field() -> None:
     assert blamed("max_tokens", completion_body()) == "max_tokens"
     assert blamed("deadline_s", body) == "x-headrace-deadline-ms"
     assert blamed("seed", body) == "seed"
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "told"),
+    [
+        ("stop_ids holds more than 64 ids", "stop_ids", "stop_token_ids holds more than 64 ids"),
+        ("prompt (5) and max_tokens (9) exceed", "max_tokens", "prompt (5) and max_completion_tokens (9) exceed"),
+        ("the prompt has 5 tokens", "prompt", "the prompt has 5 tokens"),
+        ("too late", None, "too late"),
+    ],
+)
+def test_complaints_name_fields_as_the_client_does(message: str, param: str | None, told: str) -> None:
+    error = InvalidInput(message, param=param)
+    blame(error, chat_body(max_completion_tokens=9))
+    assert error.message == told

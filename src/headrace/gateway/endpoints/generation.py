@@ -9,7 +9,7 @@ from headrace.gateway.dialects.envelope import Heading
 from headrace.gateway.dialects.parts import encode_in_parts
 from headrace.gateway.exchange import Exchange
 from headrace.gateway.ids import reply_id
-from headrace.gateway.schemas.asks import blamed
+from headrace.gateway.schemas.asks import blame
 from headrace.gateway.schemas.chat import ChatBody
 from headrace.gateway.schemas.completion import CompletionBody
 from headrace.serving.order import Order
@@ -49,7 +49,7 @@ async def answer(exchange: Exchange, service: Service, order: Order, body: ChatB
     try:
         stream = await service.open(order, caller_of(exchange), exchange.stages)
     except HeadraceError as error:
-        error.param = None if error.param is None else blamed(error.param, body)
+        blame(error, body)
         raise
     if order.streamed:
         return await exchange.stream(stream, is_scored=order.asks[0].logprobs is not None)

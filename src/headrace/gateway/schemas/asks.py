@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.core.errors import InvalidInput
+from headrace.core.errors import HeadraceError, InvalidInput
 from headrace.core.request import Tier
 from headrace.gateway.schemas.bounds import MAX_VARIABLE_DEPTH, check_depth, check_product
 from headrace.gateway.schemas.chat import ChatBody
@@ -31,6 +31,8 @@ _NAMES = {
     "include_stop": "include_stop_str_in_output",
     **TARGET_HEADERS,
 }
+# Complaints name these as fields; in others the word may be part of a sentence.
+_TOLD = ("stop_ids", "allowed_ids", "max_tokens")
 
 
 def chat_asks(body: ChatBody, tier: Tier, targets: Targets) -> tuple[Ask, ...]:
@@ -102,6 +104,16 @@ def completion_asks(body: CompletionBody, tier: Tier, targets: Targets) -> tuple
         else msgspec.structs.replace(first, raw=None, ids=prompt)
         for prompt in prompts
     )
+
+
+def blame(error: HeadraceError, body: ChatBody | CompletionBody) -> None:
+    """Reword what is wrong with a body's asks for who wrote the body."""
+    if error.param is None:
+        return
+    name = blamed(error.param, body)
+    if error.param in _TOLD:
+        error.message = error.message.replace(error.param, name)
+    error.param = name
 
 
 def blamed(param: str, body: ChatBody | CompletionBody) -> str:
