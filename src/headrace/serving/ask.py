@@ -10,6 +10,8 @@ from headrace.core.errors import InvalidInput
 from headrace.core.request import SamplingParams, Tier
 
 MAX_CHOICES = 128
+# Of the prompt's tokens.
+ALL_THAT_FIT = -1
 # Of all stop strings of an ask together: what looks for them grows with their characters.
 MAX_ALL_STOP_CHARS = 2048
 _SOURCES = ("prompt", "messages", "raw", "ids")
@@ -36,7 +38,7 @@ class Ask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool = True
     # The last message, an assistant's, is a beginning to go on from.
     continue_final_message: bool = False
-    # Keep only the last so many tokens of the prompt.
+    # Keep only the last so many tokens of the prompt; -1: as many as the context takes beside `max_tokens`.
     truncate_prompt_tokens: int | None = None
     max_tokens: int | None = None
     n: int = 1
@@ -95,8 +97,9 @@ def check_ask(ask: Ask) -> None:
         raise InvalidInput(f"the stop strings have at most {MAX_ALL_STOP_CHARS} characters together", param="stop")
     if ask.bad_words:
         raise InvalidInput("bad_words is not supported: logit_bias and stop are", param="bad_words")
-    if ask.truncate_prompt_tokens is not None and ask.truncate_prompt_tokens < 1:
-        raise InvalidInput("truncate_prompt_tokens must be at least 1", param="truncate_prompt_tokens")
+    kept = ask.truncate_prompt_tokens
+    if kept is not None and kept < 1 and kept != ALL_THAT_FIT:
+        raise InvalidInput("truncate_prompt_tokens must be -1 or at least 1", param="truncate_prompt_tokens")
     if (ask.ttft_target_s, ask.itl_target_s, ask.deadline_s, ask.queue_timeout_s).count(None) != len(_TIMES):
         _check_times(ask)
     if ask.continue_final_message:

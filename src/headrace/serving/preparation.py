@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from headrace.core.errors import ContextLengthExceeded, InvalidInput
 from headrace.core.request import MAX_LOGPROBS, SamplingParams, check_sampling
-from headrace.serving.ask import Ask, check_ask, check_free, sampling_of, shape_of
+from headrace.serving.ask import ALL_THAT_FIT, Ask, check_ask, check_free, sampling_of, shape_of
 from headrace.serving.model_text import ModelText
 from headrace.serving.tools import ToolPlan, plan_tools
 from headrace.text.fitting import Room, encode_small, encode_within
@@ -97,7 +97,7 @@ def prepare_sync(model: ModelText, ask: Ask, *, seeds: Callable[[], int], now_s:
         draft.pieces = _framed(model, ask, template.render_sync(draft.conversation))
     ids = draft.ids
     if draft.pieces is not None:
-        room = Room(model.context_len - 1, ask.truncate_prompt_tokens)
+        room = Room(model.context_len - 1, _num_kept(model, ask))
         (ids,) = encode_within(model.tokenizer, [draft.pieces], [room])
     assert ids is not None, "a draft has a prompt"
     return _finish(model, draft, ids)
@@ -106,9 +106,7 @@ def prepare_sync(model: ModelText, ask: Ask, *, seeds: Callable[[], int], now_s:
 async def _encode(model: ModelText, drafts: Sequence[_Draft], most_tokens: int) -> list[list[int]]:
     """Away from the loop, unless handing it over would take longer than to do it."""
     jobs = [
-        (draft.pieces, Room(most_tokens, draft.ask.truncate_prompt_tokens))
-        for draft in drafts
-        if draft.pieces is not None
+        (draft.pieces, Room(most_tokens, _num_kept(model, draft.ask))) for draft in drafts if draft.pieces is not None
     ]
     if sum([len(piece) for pieces, _ in jobs for piece in pieces if isinstance(piece, str)]) <= INLINE_CHARS:
         return [encode_small(model.tokenizer, pieces, room) for pieces, room in jobs]
@@ -235,9 +233,16 @@ def _cut_after(rendered: list[Piece], content: str) -> list[Piece]:
     raise InvalidInput("the chat template changes the last message, so it cannot be continued", param="messages")
 
 
+def _num_kept(model: ModelText, ask: Ask) -> int | None:
+    """How many of the prompt's last tokens are kept; None: all. Where max_tokens leave no room, they are what is refused."""
+    if ask.truncate_prompt_tokens != ALL_THAT_FIT:
+        return ask.truncate_prompt_tokens
+    return max(1, model.context_len - (ask.max_tokens or 1))
+
+
 def _finish(model: ModelText, draft: _Draft, ids: list[int]) -> Prepared:
     ask = draft.ask
-    most = ask.truncate_prompt_tokens
+    most = _num_kept(model, ask)
     kept = ids if most is None else ids[-most:]
     echoed = ""
     if ask.echo:

@@ -349,6 +349,24 @@ def test_only_the_end_of_a_long_prompt_is_read_where_only_that_is_wanted(pool: L
     play(pool, story)
 
 
+def test_a_prompt_is_cut_to_what_the_context_takes_beside_the_reply(pool: LimitedPool) -> None:
+    async def story(world: World) -> None:
+        text = "".join(chr(97 + place % 26) for place in range(5000))
+        fits = {"truncate_prompt_tokens": -1}
+        prompts: list[str | list[int]] = [text, [ord(letter) for letter in text], "short"]
+        for place, prompt in enumerate(prompts):
+            call = world.client.completions.create(model="m", prompt=prompt, max_tokens=96, extra_body=fits)
+            await world.during(call, partial(ScriptedWorker.say, data=b"x", key=place, end="stop"), sequences=place + 1)
+        assert [world.rig.prompt(key) for key in range(3)] == [text[-4000:], text[-4000:], "short"]
+        chat = world.client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": text}], extra_body=fits
+        )
+        await world.during(chat, partial(ScriptedWorker.say, data=b"x", key=3, end="stop"), sequences=4)
+        assert len(world.worker.requests[3].prompt_ids) == 4095
+
+    play(pool, story)
+
+
 def test_a_large_reply_is_worded_beside_the_loop(pool: LimitedPool, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
     word = CompletionDialect.reply

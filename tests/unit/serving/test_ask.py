@@ -24,6 +24,7 @@ from headrace.serving.preparation import grammar_of
         (Ask(raw="a", deadline_s=0.0), "deadline_s"),
         (Ask(raw="a", ttft_target_s=float("nan")), "ttft_target_s"),
         (Ask(raw="a", truncate_prompt_tokens=0), "truncate_prompt_tokens"),
+        (Ask(raw="a", truncate_prompt_tokens=-2), "truncate_prompt_tokens"),
         (Ask(raw="a", continue_final_message=True), "continue_final_message"),
     ],
 )

@@ -29,6 +29,13 @@ def test_a_prompt_is_what_the_template_makes_of_it_with_specials_only_of_its_own
         assert rig.service.prepare(Ask(raw="abc")).prompt_ids == tuple(TOKENIZER.encode_text("abc"))
 
 
+def test_a_prompt_is_cut_to_what_the_context_takes_beside_the_reply() -> None:
+    with local_rig() as rig:
+        for max_tokens, kept in ((28, 100), (None, 127), (128, 1)):
+            ask = Ask(raw="a" * 200, truncate_prompt_tokens=-1, max_tokens=max_tokens)
+            assert len(rig.service.prepare(ask).prompt_ids) == kept
+
+
 def test_text_is_the_decoded_truth_of_the_runner() -> None:
     with local_rig() as rig:
         spoken = say(rig, Ask(raw="abc", max_tokens=20, seed=5, n=3))

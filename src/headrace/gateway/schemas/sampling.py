@@ -114,8 +114,8 @@ def sampling_fields(body: GenerationFields) -> dict[str, Any]:
         given["stop"] = [body.stop]
     if body.top_k == -1:
         given["top_k"] = 0
-    if body.truncate_prompt_tokens is not None:
-        given["truncate_prompt_tokens"] = _truncation(body.truncate_prompt_tokens)
+    if body.truncate_prompt_tokens == 0:
+        raise InvalidInput("truncate_prompt_tokens must be -1 or at least 1", param="truncate_prompt_tokens")
     return given
 
 
@@ -136,10 +136,3 @@ def check_stream(body: GenerationFields) -> None:
         raise InvalidInput("stream_options needs stream to be true", param="stream_options")
     if body.prompt_logprobs is not None and body.stream and not body.echo:
         raise InvalidInput("prompt_logprobs is not told in a stream", param="prompt_logprobs")
-
-
-def _truncation(tokens: int) -> int | None:
-    """-1 is as much as the model takes, which is no truncation of what it would take."""
-    if tokens == 0:
-        raise InvalidInput("truncate_prompt_tokens must be -1 or at least 1", param="truncate_prompt_tokens")
-    return None if tokens == -1 else tokens
