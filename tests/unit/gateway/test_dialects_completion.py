@@ -1,5 +1,6 @@
 """Text completions as the official client reads them, streamed and whole."""
 
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -86,6 +87,80 @@ def test_an_echo_is_scored_with_the_reply() -> None:
             "text_offset": [0, 1, 2],
         }
         assert joined(chunks(found, records), 1)[0]["lists"] == choice["logprobs"]
+
+
+PARTY = "🎉".encode()
+START, END = b"<|im_start|>", b"<|im_end|>"
+
+
+def parts_of(*said: tuple[list[bytes], str], echo: int = 0) -> list[Part]:
+    """The tokens and the text of each part; the first `echo` of them are of the prompt."""
+    parts: list[Part] = []
+    offset = 0
+    for place, (tokens, text) in enumerate(said):
+        scores = tuple(Score(1, token, -1.0) for token in tokens)
+        is_prompt = place < echo
+        parts.append(Part(0, (1,) * len(tokens), text, scores, offset=0 if is_prompt else offset, is_prompt=is_prompt))
+        offset += len(text)
+    parts[-1] = msgspec.structs.replace(parts[-1], finish="stop")
+    return parts
+
+
+def offsets(parts: list[Part]) -> list[int]:
+    found = dialect(echo=True, logprobs=True)
+    records = records_of(*[[part] for part in parts])
+    (choice,) = whole(found, records)["choices"]
+    assert joined(chunks(found, records), 1)[0]["lists"] == choice["logprobs"]
+    told: list[int] = choice["logprobs"]["text_offset"]
+    return told
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        pytest.param(
+            parts_of(([b"a"], "a"), ([PARTY[:2], PARTY[2:3], PARTY[3:]], "🎉"), ([b"b"], "b"),
+                     ([PARTY[:1], PARTY[1:2], PARTY[2:]], "🎉"), ([END], "")),
+            [0, 1, 1, 1, 2, 3, 3, 3, 4], id="half characters",
+        ),
+        pytest.param(
+            parts_of(([b"a", PARTY[:2], PARTY[2:3], PARTY[3:], b"b", PARTY[:1], PARTY[1:2], PARTY[2:], END], "a🎉b🎉")),
+            [0, 1, 1, 1, 2, 3, 3, 3, 4], id="half characters, merged",
+        ),
+        pytest.param(parts_of(([b"a" + PARTY[:2]], "a"), ([PARTY[2:] + b"b", b"c"], "🎉bc")), [0, 1, 3], id="across parts"),
+        pytest.param(parts_of(([START, START, END, b"abcd"], "abcd"), ([b"x"], "x"), echo=1), [0, 0, 0, 0, 4], id="hidden"),
+        pytest.param(parts_of(([START, b"ab"], "<|im_start|>ab"), ([b"x"], "x"), echo=1), [0, 12, 14], id="shown"),
+        pytest.param(parts_of(([b"\xff", PARTY[:2], b"a", b"b"], "\ufffd\ufffdab")), [0, 1, 1, 3], id="no characters"),
+        pytest.param(parts_of(([START, b" Hi", b" you"], "Hi you"), ([b"x"], "x"), echo=1), [0, 0, 2, 6], id="opening space"),
+        pytest.param(
+            parts_of(([b"caf", "é".encode(), b" au", b" lait"], "cafe\u0301 au lait"), ([b"x"], "x"), echo=1),
+            [0, 3, 5, 8, 13], id="another form",
+        ),
+        pytest.param(parts_of(([b"a.\n"], "a."), ([b"b"], "\nb"), ([b"c\n\n"], "c")), [0, 3, 4], id="held back"),
+    ],
+)  # fmt: skip
+def test_offsets_count_characters_of_the_text(parts: list[Part], expected: list[int]) -> None:
+    assert offsets(parts) == expected
+
+
+@given(st.data(), st.text(st.sampled_from("aé€🎉 "), max_size=8))
+def test_offsets_are_those_of_the_characters_that_bytes_complete(data: Any, text: str) -> None:
+    raw = text.encode()
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(raw)))) | {0, len(raw)})
+    said: list[tuple[list[bytes], str]] = []
+    expected, waiting, num_chars = list[int](), list[bytes](), 0
+    for begin, end in pairwise(cuts):
+        if data.draw(st.booleans()):
+            waiting.append(START)
+            expected.append(num_chars)
+        waiting.append(raw[begin:end])
+        expected.append(num_chars)
+        complete = raw[:end].decode(errors="ignore")
+        if len(complete) > num_chars:
+            said.append((waiting, complete[num_chars:]))
+            waiting, num_chars = [], len(complete)
+    parts = parts_of(*said, ([*waiting, END], ""))
+    assert offsets(parts) == [*expected, num_chars]
 
 
 def test_a_prompt_may_be_all_that_is_scored() -> None:

@@ -93,5 +93,5 @@ class CompletionDialect(Enveloped, frozen=True):
     def _logprobs(self, parts: Sequence[Part]) -> CompletionLogprobs:
         gathered = CompletionScores()
         for part in parts:
-            gathered.add(part.scores, part.offset)
+            gathered.add(part)
         return gathered.found

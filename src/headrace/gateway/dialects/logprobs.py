@@ -1,6 +1,7 @@
 """Log-probabilities in the words of chat, of completions and of vLLM's prompt_logprobs. Pure."""
 
-from collections.abc import Iterable, Sequence
+from codecs import getincrementaldecoder
+from collections.abc import Iterable, Iterator
 
 from headrace.gateway.schemas.replies import (
     ChatLogprobs,
@@ -10,10 +11,17 @@ from headrace.gateway.schemas.replies import (
     TokenLogprob,
     TopLogprob,
 )
-from headrace.streams.record import Score
+from headrace.streams.record import Part, Score
 
 # JSON has no infinity; this is what OpenAI says for "hardly possible".
 LEAST_LOGPROB = -9999.0
+# A token whose characters an echo has in another form, composed or not, stands for so many of them each, and for so many
+# in all: what is further on is another place.
+_MOST_FORMS = 4
+_MOST_SKIPPED = 64
+_INNER_BYTES = bytes(range(0x80, 0xC0))
+
+_Utf8Decoder = getincrementaldecoder("utf-8")
 
 
 def token_text(data: bytes) -> str:
@@ -41,19 +49,51 @@ def chat_logprobs(scores: Iterable[Score]) -> ChatLogprobs:
 
 
 class CompletionScores:
-    """Gathers the parallel lists of one choice. Offsets go by the text said before each part."""
+    """Gathers the parallel lists of one choice. An offset counts the characters that the tokens before completed."""
 
     def __init__(self) -> None:
         self.found = CompletionLogprobs([], [], [], [])
 
-    def add(self, scores: Sequence[Score], offset: int) -> None:
-        for score in scores:
-            token = token_text(score.data)
-            self.found.tokens.append(token)
+    def add(self, part: Part) -> None:
+        self.found.text_offset.extend(_offsets(part))
+        for score in part.scores:
+            self.found.tokens.append(token_text(score.data))
             self.found.token_logprobs.append(None if score.logprob is None else finite(score.logprob))
             self.found.top_logprobs.append(_by_text(score))
-            self.found.text_offset.append(offset)
-            offset += len(token)
+
+
+def _offsets(part: Part) -> Iterator[int]:
+    """Tokens are looked for in the text: one that is not there, like most special ones, takes none of it."""
+    text, data = part.text, b"".join([score.data for score in part.scores])
+    utf8 = _Utf8Decoder("replace")
+    utf8.decode(_begun(data, text))
+    at, skipped = _num_held(data, text), 0
+    for score in part.scores:
+        state = utf8.getstate()
+        said = utf8.decode(score.data)
+        if not part.offset + at and not text.startswith(said):
+            # The space that encoding puts before a text.
+            said = said.removeprefix(" ")
+        place = text.find(said, at, at + skipped + len(said))
+        yield part.offset + max(place, at)
+        if place < 0:
+            utf8.setstate(state)
+            skipped = min(skipped + _MOST_FORMS * len(said), _MOST_SKIPPED)
+        elif said:
+            at, skipped = place + len(said), 0
+
+
+def _begun(data: bytes, text: str) -> bytes:
+    """What tokens of an earlier part had of the character that this one completes."""
+    inner = data[: len(data) - len(data.lstrip(_INNER_BYTES))]
+    first = text[:1].encode()
+    return first[: -len(inner)] if inner and first.endswith(inner) else b""
+
+
+def _num_held(data: bytes, text: str) -> int:
+    """Characters that earlier tokens said, and that were held back for what might have been a stop string."""
+    said = token_text(data)
+    return len(text) - len(said) if said and text.endswith(said) else 0
 
 
 def _by_text(score: Score) -> dict[str, float] | None:
