@@ -61,6 +61,8 @@ class FencedProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._on_lost: Callable[[], None] | None = None
         self._refusal: HeadraceError | None = None
+        # To be told when all that came before is answered; what comes behind is not looked at.
+        self._postponed: HeadraceError | None = None
         # Of the message that is coming in.
         self._in_head = True
         self._is_begun = False
@@ -99,7 +101,8 @@ class FencedProtocol(HttpToolsProtocol):
         """A client that closed and one that has only said all look alike until something is sent to them. What is
         answered at once is sent; what waits for a worker is not, since for those that left it must end at once."""
         is_open = self.cycle is not None and not self.cycle.response_complete
-        if self._is_begun or not is_open or self._on_lost is not None or self.scheme != "http":
+        is_coming = self._is_begun and self._postponed is None
+        if is_coming or not is_open or self._on_lost is not None or self.scheme != "http":
             return None
         self._has_eof = True
         self.cycle.keep_alive = False
@@ -129,12 +132,12 @@ class FencedProtocol(HttpToolsProtocol):
                 self.flow.pause_reading()
             return
         self._wire_bytes += len(data)
-        if self._is_refused:
+        if self._is_over:
             if self._wire_bytes > _LINGER_BYTES:
                 self.transport.abort()
             return
         self._feed(data)
-        if self._is_refused or self.transport.is_closing():
+        if self._is_over or self.transport.is_closing():
             return
         # Most requests come whole: only what is still to come needs a timer.
         if self._is_begun and self._deadline is None:
@@ -333,6 +336,9 @@ class FencedProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
             if self.pipeline:
                 self._start_asgi_task(*self.pipeline.pop())
+            elif self._postponed is not None:
+                error, self._postponed = self._postponed, None
+                self._refuse(error)
         if self._early is not None:
             early, self._early = bytes(self._early), None
             if early:
@@ -392,15 +398,19 @@ class FencedProtocol(HttpToolsProtocol):
 
     def _is_answering_another(self) -> bool:
         """An earlier request of this connection is still being answered."""
-        if self.pipeline:
+        if self.pipeline or self._postponed is not None:
             return True
         return not self._has_cycle and self.cycle is not None and not self.cycle.response_complete
 
     def _refuse(self, error: HeadraceError) -> None:
-        """Answer and close, or only close where an answer is on its way already."""
+        """Answer and close, behind what is answered to earlier requests; or only close where an answer to this one is on
+        its way already."""
         self._disarm()
+        if self._is_answering_another():
+            self._postpone(error)
+            return
         is_answered = self._has_cycle and self.cycle.response_complete
-        if self._is_answering_another() or (self._has_cycle and self.cycle.response_started and not is_answered):
+        if self._has_cycle and self.cycle.response_started and not is_answered:
             self.transport.abort()
             return
         self._is_refused = True
@@ -410,6 +420,18 @@ class FencedProtocol(HttpToolsProtocol):
                 self.cycle.disconnected = True
                 self.cycle.message_event.set()
         self._linger()
+
+    def _postpone(self, error: HeadraceError) -> None:
+        self._postponed = error
+        self._wire_bytes = 0
+        # What is refused has come in part, and is not to be run.
+        if self._has_cycle:
+            self.pipeline.popleft()
+
+    @property
+    def _is_over(self) -> bool:
+        """Nothing more is taken from this connection."""
+        return self._is_refused or self._postponed is not None
 
     def shutdown(self) -> None:
         """The server calls this when it is told to stop: who was refused is not waited for."""

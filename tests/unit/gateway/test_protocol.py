@@ -2,14 +2,16 @@
 
 import asyncio
 import logging
+import re
 import socket
 import time
 
 import msgspec
 import pytest
 
-from headrace.gateway import server
+from headrace.gateway import protocol, server
 from headrace.gateway.protocol import FencedProtocol
+from headrace.streams.record import Ending, Part, Usage
 from tests.unit.gateway.live import Live, play, running
 from tests.unit.gateway.stub import KEY, StubService, gateway
 
@@ -252,10 +254,94 @@ def test_garbage_behind_a_running_stream_is_not_answered_into_it() -> None:
             while not app.context.service.streams:
                 await asyncio.sleep(0.005)
             await wire.send(b"\x00\x01garbage\r\n\r\n")
+            assert await is_answered(live)
+            (stream,) = app.context.service.streams
+            stream.append([Part(0, text="all of it")])
+            stream.end(Ending(Usage(2, 0, 1)))
+            said, _, refusal = (await wire.rest()).partition(b"0\r\n\r\n")
+            assert b"all of it" in said and b"HTTP" not in said[4:]
+            assert refusal.startswith(b"HTTP/1.1 400")
+            assert not [call for call in app.context.service.calls if "cancel" in call]
+
+    play(story())
+
+
+def statuses_in(answers: bytes) -> list[int]:
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+)", answers)]
+
+
+WHOLE = HEAD + b'content-length: 14\r\n\r\n{"text":"a b"}'
+GARBAGE = b"\x00\x01garbage\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "statuses"),
+    [
+        pytest.param(GOOD + GARBAGE, [200, 400], id="garbage"),
+        pytest.param(WHOLE * 3 + GOOD + GARBAGE + GOOD, [200, 200, 200, 200, 400], id="behind several"),
+        pytest.param(WHOLE + HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n" + GOOD, [200, 400], id="in a body"),
+        pytest.param(WHOLE * 2 + b"GET /live HTTP/1.1\r\n\r\n" + GOOD, [200, 200, 400], id="no host"),
+        pytest.param(WHOLE + b"GET /" + b"a" * 100_000, [200, 431], id="a long path"),
+        pytest.param(GOOD[:-2] + b"connection: close\r\n\r\n" + GOOD, [200], id="behind the last"),
+    ],
+)
+def test_what_came_before_garbage_is_answered(sent: bytes, statuses: list[int]) -> None:
+    async def story() -> None:
+        app = gateway()
+        async with running(app) as live:
+            wire = await live.connect()
+            await wire.send(sent)
+            assert statuses_in(await wire.rest()) == statuses
+            assert len(app.context.service.streams) == sent.count(WHOLE)
+            assert await is_answered(live)
+
+    play(story())
+
+
+@pytest.mark.parametrize("bad", [GARBAGE, HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n"])
+def test_nothing_is_read_behind_garbage(bad: bytes) -> None:
+    async def story() -> None:
+        app = gateway(receive_s=0.3)
+        async with running(app) as live:
+            wire = await live.connect()
+            await wire.send(HEAD + b"content-length: 2\r\n\r\n{}" + bad)
+            while not app.context.service.streams:
+                await asyncio.sleep(0.005)
+            # Longer than a request may take to arrive: who is answered first is not cut off for it.
+            await asyncio.sleep(0.6)
+            await wire.send(WHOLE)
+            app.context.service.streams[0].end(Ending(Usage(2, 0, 0)))
+            assert statuses_in(await wire.rest()) == [200, 400]
+            assert len(app.context.service.streams) == 1
+
+    play(story())
+
+
+def test_who_sends_garbage_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_LINGER_BYTES", 100_000)
+
+    async def story() -> None:
+        app = gateway(disconnect_grace_s=0.0)
+        async with running(app) as live:
+            wire = await live.connect()
+            await wire.send(HEAD + b"content-length: 2\r\n\r\n{}" + GARBAGE)
+            while not app.context.service.streams:
+                await asyncio.sleep(0.005)
+            await wire.send(*[b" " * 10_000] * 100)
             assert await wire.rest() == b""
             while "finished" not in app.context.service.calls:
                 await asyncio.sleep(0.005)
             assert app.context.service.calls[0] == "cancel disconnected"
+
+    play(story())
+
+
+def test_who_has_said_all_with_garbage_behind_it_is_answered_and_closed() -> None:
+    async def story() -> None:
+        async with running(gateway()) as live:
+            wire = await live.connect()
+            await wire.say_all(GOOD + GARBAGE)
+            assert (await wire.rest()).startswith(b"HTTP/1.1 200")
 
     play(story())
 
