@@ -244,15 +244,18 @@ def test_who_does_not_read_its_remarks_stops_nothing(home: Path) -> None:
         os.close(stderr)
 
 
-def test_a_second_interrupt_ends_it_at_once(home: Path) -> None:
+def test_a_second_interrupt_ends_it_at_once_and_every_stream_is_told(home: Path) -> None:
     with live_server(home, "--config", str(written(home, SLOW))) as server:
         below = descendants(server.pid)
-        listener = opened(server, max_tokens=2000)
+        listeners = [opened(server, max_tokens=2000) for _ in range(3)]
         server.signal(signal.SIGINT)
         eventually(lambda: "stopping" in server.said(), "did not stop")
         server.signal(signal.SIGINT)
         assert server.wait() == 130
-        listener.join(PATIENCE_S)
+        for listener in listeners:
+            listener.join(PATIENCE_S)
+            assert (listener.finish, listener.error) == (None, None)
+            assert listener.failure is not None and listener.failure["code"] == "overloaded"
         eventually(lambda: not any(map(is_alive, below)), "children were left")
         assert list((home / "run").iterdir()) == []
 

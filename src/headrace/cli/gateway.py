@@ -85,10 +85,11 @@ def gateway(
 
 async def _answer(orders: Orders, folder: Path, index: int, listener: socket.socket, reports: LineWriter) -> bool:
     """Whether it was replaced: another gateway speaks for what it has not finished."""
-    stop, started, retire = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    stop, started, retire, hurry = (asyncio.Event() for _ in range(4))
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGUSR1, retire.set)
+    loop.add_signal_handler(signal.SIGUSR2, _end_now, stop, hurry)
     with ExitStack() as stack:
         front = _Front(orders, folder, index, stack, reports)
         loop.add_signal_handler(signal.SIGHUP, front.reload, folder)
@@ -99,7 +100,7 @@ async def _answer(orders: Orders, folder: Path, index: int, listener: socket.soc
         try:
             config = orders.config.gateway
             faces = _faces(front.app, config)
-            await serve(front.app, [listener], config, stop, retire=retire, started=started, faces=faces)
+            await serve(front.app, [listener], config, stop, retire=retire, hurry=hurry, started=started, faces=faces)
         finally:
             for task in tasks:
                 task.cancel()
@@ -108,6 +109,12 @@ async def _answer(orders: Orders, folder: Path, index: int, listener: socket.soc
             await front.replicas.close(goodbye=not is_replaced)
             await front.close()
         return is_replaced
+
+
+def _end_now(stop: asyncio.Event, hurry: asyncio.Event) -> None:
+    """Both: of signals that came together, that to stop is heard last."""
+    hurry.set()
+    stop.set()
 
 
 def _faces(app: Gateway, config: GatewayConfig) -> list[Face]:
@@ -321,6 +328,7 @@ def _settle_in(name: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     gc.set_threshold(*THRESHOLDS)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -21,6 +21,8 @@ from headrace.core.ports import Clock, Network
 # For a gateway that has closed its last connection to be gone, and for workers that have nothing left to do.
 GATEWAY_END_S = 2.0
 WORKER_GRACE_S = 5.0
+# For gateways to tell every open stream that it ends, where all is to end at once.
+LAST_WORDS_S = 1.5
 # For one that is replaced to hear out who was accepted, and to hand over.
 GATEWAY_REPLACED_S = 6.0
 _LOOK_S = 0.1
@@ -97,13 +99,26 @@ class Supervisor:
         return self._stop.is_set()
 
     def stop(self) -> None:
-        """Drain and end; asked a second time, end at once."""
-        if self._stop.is_set():
-            self._killed = True
+        """Drain and end; asked a second time, end as soon as open streams were told so; a third time, at once."""
+        if self._killed:
             self.kill_all()
+        elif self._stop.is_set():
+            self._killed = True
+            self._hurry()
         if self._rolling is not None:
             self._rolling.cancel()
         self._stop.set()
+
+    def _hurry(self) -> None:
+        """By a signal of its own: others may send SIGTERM to a whole group, and two that come at once are one."""
+        processes = [each.process for each in self._gateways if each.healthy_since_s is not None]
+        speaking = [process for process in processes if process is not None and process.is_alive]
+        for process in speaking:
+            process.signal(signal.SIGUSR2)
+        if speaking:
+            asyncio.get_running_loop().call_later(LAST_WORDS_S, self.kill_all)
+        else:
+            self.kill_all()
 
     def kill_all(self) -> None:
         for child in self._children:
@@ -258,6 +273,8 @@ class Supervisor:
     async def _drain(self) -> bool:
         """The gateways first: workers must finish what they still stream."""
         in_time = await self._end(self._gateways, self._gateway_s + GATEWAY_END_S)
+        if self._killed:
+            self.kill_all()
         return await self._end(self._workers, WORKER_GRACE_S) and in_time
 
     async def _end(self, children: Sequence[Child], within_s: float) -> bool:

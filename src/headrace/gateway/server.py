@@ -1,6 +1,6 @@
 """The server around the application: uvicorn on sockets that were opened elsewhere. Owns starting, draining, stopping.
 
-Signals are the caller's: it sets `stop`.
+Signals are the caller's: it sets `stop`, and `hurry`.
 """
 
 import asyncio
@@ -28,6 +28,7 @@ UNSENT_PULSE_S = (0.05, 2.0)
 LINGER_S = 3.0
 # For an error to reach who cannot read on elsewhere.
 LAST_WORDS_S = 2.0
+_CLOSE_AGAIN_S = 0.25
 _LOG = logging.getLogger("headrace.gateway")
 
 
@@ -74,10 +75,12 @@ async def serve(
     stop: asyncio.Event,
     *,
     retire: asyncio.Event | None = None,
+    hurry: asyncio.Event | None = None,
     started: asyncio.Event | None = None,
     faces: Sequence[Face] = (),
 ) -> None:
-    """Until `stop` is set and every answer is out, or `drain_s` after that. The sockets are closed then.
+    """Until `stop` is set and every answer is out, or `drain_s` after that, or until `hurry` is set as well. The sockets
+    are closed then.
 
     `retire` is for a gateway that is replaced while others listen on the same sockets: nothing that it has accepted is
     refused, and what is kept and not over in time is left for them to go on with.
@@ -109,18 +112,38 @@ async def serve(
             app.drain()
         server.should_exit = True
         ending = (running, *(asyncio.ensure_future(face.finish()) for face in faces))
-        _, pending = await asyncio.wait(ending, timeout=config.drain_s)
-        if pending and not app.context.is_draining:
+        is_over = await _are_over(ending, config.drain_s, hurry)
+        if stop.is_set():  # maybe only now, of one that is replaced: nobody is left to go on with its streams
+            app.drain()
+        if is_over or app.context.is_draining:
+            await _close(app, ending)
+        else:
             app.leave_streams()
             await asyncio.wait(ending, timeout=LAST_WORDS_S)
-            return
-        if pending:
-            app.close_streams()
-        await asyncio.gather(*ending)
     finally:
         for task in (*tasks, stopping, retiring):
             task.cancel()
         await asyncio.gather(*tasks, stopping, retiring, return_exceptions=True)
+
+
+async def _close(app: Gateway, ending: Sequence[asyncio.Future[None]]) -> None:
+    """Again and again: a request that was still being prepared opens its stream after the others were told."""
+    while not all(each.done() for each in ending):
+        app.close_streams()
+        await asyncio.wait(ending, timeout=_CLOSE_AGAIN_S)
+    await asyncio.gather(*ending)
+
+
+async def _are_over(ending: Sequence[asyncio.Future[None]], within_s: float, hurry: asyncio.Event | None) -> bool:
+    """Whether all are, when that long has passed or somebody is in a hurry."""
+    over = asyncio.create_task(asyncio.wait(ending))
+    hurrying = asyncio.create_task((hurry or asyncio.Event()).wait())
+    try:
+        await asyncio.wait((over, hurrying), timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        over.cancel()
+        hurrying.cancel()
+    return all(each.done() for each in ending)
 
 
 def _doors(sockets: Sequence[socket.socket]) -> list[socket.socket]:

@@ -10,7 +10,7 @@ import pytest
 from headrace.cluster.local import Command
 from headrace.control.child import Child
 from headrace.control.orders import Step
-from headrace.control.supervisor import StartFailed, Supervisor
+from headrace.control.supervisor import LAST_WORDS_S, StartFailed, Supervisor
 from headrace.core.messages import Beat, WorkerState
 from headrace.transport.memory import MemoryNetwork
 from tests.unit.control.stage import LISTENING, SERVING, ActedLauncher, ActedWorker, reported
@@ -280,16 +280,64 @@ def test_a_child_that_does_not_end_is_killed_and_that_is_said() -> None:
     assert staged(story).told == ["worker m 0 did not end in 5 s and is killed"]
 
 
-def test_asked_twice_it_ends_at_once() -> None:
+def test_asked_twice_it_ends_as_soon_as_the_gateway_has_told_its_streams() -> None:
     async def story(scene: Scene) -> None:
         await scene.comes_up()
-        scene.launcher.last("gateway").resists.add(signal.SIGTERM)
+        gateway, worker = scene.launcher.last("gateway"), scene.launcher.last("worker")
+        gateway.resists |= {signal.SIGTERM, signal.SIGUSR2}
+        scene.supervisor.stop()
+        await asyncio.sleep(1.0)
+        scene.supervisor.stop()
+        await asyncio.sleep(LAST_WORDS_S / 2)
+        assert (gateway.signals, worker.signals) == ([signal.SIGTERM, signal.SIGUSR2], [])
+        at_s = scene.loop.time()
+        gateway.end(0)
+        assert await scene.running == 130
+        assert scene.loop.time() == at_s and worker.signals == [signal.SIGKILL]
+
+    assert staged(story).told == []
+
+
+def test_a_gateway_that_has_not_told_them_soon_is_killed() -> None:
+    async def story(scene: Scene) -> None:
+        await scene.comes_up()
+        gateway = scene.launcher.last("gateway")
+        gateway.resists |= {signal.SIGTERM, signal.SIGUSR2}
+        at_s = scene.loop.time()
+        scene.supervisor.stop()
+        scene.supervisor.stop()
+        assert await scene.running == 130
+        assert scene.loop.time() == pytest.approx(at_s + LAST_WORDS_S)
+        assert gateway.signals[-1] == signal.SIGKILL and signal.SIGKILL not in gateway.signals[:-1]
+
+    staged(story)
+
+
+def test_asked_three_times_it_ends_at_once() -> None:
+    async def story(scene: Scene) -> None:
+        await scene.comes_up()
+        scene.launcher.last("gateway").resists |= {signal.SIGTERM, signal.SIGUSR2}
+        at_s = scene.loop.time()
+        for _ in range(3):
+            scene.supervisor.stop()
+            await asyncio.sleep(0)
+        assert await scene.running == 130
+        assert scene.loop.time() == at_s
+
+    staged(story)
+
+
+def test_asked_twice_when_no_gateway_is_left_it_ends_at_once() -> None:
+    async def story(scene: Scene) -> None:
+        await scene.comes_up()
+        worker = scene.launcher.last("worker")
+        worker.resists.add(signal.SIGTERM)
         scene.supervisor.stop()
         await asyncio.sleep(1.0)
         at_s = scene.loop.time()
         scene.supervisor.stop()
         assert await scene.running == 130
-        assert scene.loop.time() == at_s
+        assert scene.loop.time() == at_s and worker.signals == [signal.SIGTERM, signal.SIGKILL]
 
     staged(story)
 

@@ -16,11 +16,13 @@ PATIENCE_S = 60.0
 
 
 class Live:
-    def __init__(self, port: int, stop: asyncio.Event, done: "asyncio.Task[None]") -> None:
+    def __init__(self, app: Gateway, port: int, stop: asyncio.Event, done: "asyncio.Task[None]") -> None:
+        self.app = app
         self.port = port
         self.stop = stop
         self.done = done
         self.retire = asyncio.Event()
+        self.hurry = asyncio.Event()
         self.wires: list[Wire] = []
 
     async def connect(self) -> "Wire":
@@ -78,12 +80,12 @@ async def running(app: Gateway) -> AsyncIterator[Live]:
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     stop, started = asyncio.Event(), asyncio.Event()
-    retire = asyncio.Event()
-    serving = serve(app, [listening], app.context.config, stop, retire=retire, started=started)
+    retire, hurry = asyncio.Event(), asyncio.Event()
+    serving = serve(app, [listening], app.context.config, stop, retire=retire, hurry=hurry, started=started)
     done = asyncio.create_task(serving)
     await asyncio.wait_for(started.wait(), PATIENCE_S)
-    live = Live(port, stop, done)
-    live.retire = retire
+    live = Live(app, port, stop, done)
+    live.retire, live.hurry = retire, hurry
     try:
         yield live
     finally:

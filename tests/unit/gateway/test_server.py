@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from headrace.gateway.certificate import Certificate
-from headrace.gateway.server import DOORS, _doors
+from headrace.gateway.server import DOORS, LINGER_S, _doors
 from headrace.streams.record import Ending, Part, Usage
 from tests.unit.gateway.live import PATIENCE_S, Live, Wire, play, running
 from tests.unit.gateway.stub import KEY, StubService, gateway
@@ -70,6 +70,63 @@ def test_a_stream_that_does_not_finish_in_time_is_told_so() -> None:
             rest = await wire.rest()
             assert b"shutting down" in rest
             assert rest.count(b"[DONE]") == 1
+            await asyncio.wait_for(live.done, PATIENCE_S)
+            assert service.calls == ["cancel overloaded", "finished"]
+
+    play(story())
+
+
+def test_a_server_in_a_hurry_tells_its_streams_so_and_does_not_wait_for_them() -> None:
+    async def story() -> None:
+        service = StubService()
+        async with running(gateway(service, drain_s=10 * PATIENCE_S)) as live:
+            wire, whole = await opened(live, service), await live.connect()
+            await whole.send(SAY.replace(b"/say", b"/whole"))
+            while len(service.streams) < 2:
+                await asyncio.sleep(0.005)
+            live.stop.set()
+            await asyncio.sleep(0.05)
+            assert not live.done.done()
+            live.hurry.set()
+            rest = await wire.rest()
+            assert b"shutting down" in rest and rest.count(b"[DONE]") == 1 and rest.endswith(b"0\r\n\r\n")
+            assert (await whole.answer())[0] == 503
+            await asyncio.wait_for(live.done, PATIENCE_S)
+            assert service.calls.count("cancel overloaded") == service.calls.count("finished") == 2
+
+    play(story())
+
+
+def test_a_stream_that_opens_when_the_others_were_told_is_told_as_well() -> None:
+    async def story() -> None:
+        service = StubService()
+        async with running(gateway(service, drain_s=10 * PATIENCE_S)) as live:
+            early, late = await opened(live, service), await live.connect()
+            await late.send(SAY[:-1])  # it is admitted, and not whole
+            async with asyncio.timeout(PATIENCE_S):
+                while live.app.num_open < 2:
+                    await asyncio.sleep(0.005)
+            live.stop.set()
+            live.hurry.set()
+            assert b"shutting down" in await early.rest()
+            await late.send(SAY[-1:])
+            assert b"shutting down" in await late.rest()
+            await asyncio.wait_for(live.done, PATIENCE_S)
+
+    play(story())
+
+
+def test_one_that_is_replaced_and_then_stopped_leaves_nothing_to_others() -> None:
+    async def story() -> None:
+        service = StubService()
+        async with running(gateway(service, drain_s=10 * PATIENCE_S)) as live:
+            wire = await opened(live, service)
+            service.streams[-1].keeper = lambda stream, record: stream.publish()
+            live.retire.set()
+            await asyncio.sleep(LINGER_S + 0.2)
+            live.stop.set()
+            live.hurry.set()
+            assert b"shutting down" in await wire.rest()
             await asyncio.wait_for(live.done, PATIENCE_S)
             assert service.calls == ["cancel overloaded", "finished"]
 
