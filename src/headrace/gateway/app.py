@@ -272,7 +272,7 @@ class Gateway:
         sample = Sample(
             route=exchange.route,
             tenant=caller.tenant if caller is not None else "",
-            model=stream.model if stream is not None else "",
+            model=stream.model if stream is not None else exchange.model,
             status=exchange.status or CLIENT_GONE,
             wall_s=over_s - exchange.began_s,
             stages=exchange.stages.seconds if stream is not None else {},
@@ -280,6 +280,7 @@ class Gateway:
             completion_tokens=ending.usage.completion_tokens if ending is not None else 0,
             first_s=None if exchange.first_s is None else exchange.first_s - exchange.began_s,
             last_s=None if exchange.last_s is None else exchange.last_s - exchange.began_s,
+            has_stream=stream is not None,
         )
         context.metrics.observe(sample)
         if route is None or not route.is_probe:

@@ -58,7 +58,8 @@ class Exchange:
 
     __slots__ = (
         "_first_s", "_is_sent", "_last_s", "_query", "_receive", "_scope", "_send", "_streamed", "began_s", "caller", "context",
-        "cors", "error_code", "has_taken_id", "headers", "method", "path_params", "raw_path", "request_id", "route", "stages", "status",
+        "cors", "error_code", "has_taken_id", "headers", "method", "model", "path_params", "raw_path", "request_id", "route",
+        "stages", "status",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +92,8 @@ class Exchange:
         self.cors: list[tuple[bytes, bytes]] = []
         # The path in the table; "other" where there is none.
         self.route = "other"
+        # The registered name of the model that it asks for, never what the client wrote; "" while that is not known.
+        self.model = ""
         # Of the answer; 0 while there is none.
         self.status = 0
         # Why it was refused, or failed before its stream did; "" where it was not.

@@ -29,7 +29,8 @@ _STAGES = {stage: stage.value for stage in Stage}
 
 
 class Sample(Struct, frozen=True):
-    """One request that is over. Times are seconds since its first byte; the first and the last token may be missing."""
+    """One request that is over. Times are seconds since its first byte; the first and the last token may be missing.
+    One that had no stream is counted, and no more: how soon it was refused says nothing of its model."""
 
     route: str
     tenant: str
@@ -41,6 +42,7 @@ class Sample(Struct, frozen=True):
     completion_tokens: int = 0
     first_s: float | None = None
     last_s: float | None = None
+    has_stream: bool = True
 
 
 class ReplicaView(Protocol):
@@ -124,7 +126,7 @@ class Metrics:
         tenant = sample.tenant if sample.tenant in self._tenants else OTHER if sample.tenant else ""
         key = (sample.route, model, tenant, _STATUS_CLASSES.get(sample.status // 100, OTHER))
         self._requests[key] = self._requests.get(key, 0) + 1
-        if not model:
+        if not model or not sample.has_stream:
             return
         by_model = (model, tenant)
         self._wall.observe(by_model, sample.wall_s)

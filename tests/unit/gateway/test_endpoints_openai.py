@@ -43,7 +43,7 @@ class World:
     """One application over one scripted worker."""
 
     def __init__(self, pool: LimitedPool) -> None:
-        self.rig = ScriptedRig(pool)
+        self.rig = ScriptedRig(pool, aliases=("nick",))
         metrics = Metrics(["m"], [tenant.name for tenant in TENANTS])
         app: Any = build_app(self.rig.service, KeyRing(TENANTS), GatewayConfig(), metrics, self.rig.clock)
         self.http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://localhost")
@@ -264,6 +264,34 @@ def test_priority_lowers_a_tier_and_never_raises_it(pool: LimitedPool) -> None:
             )
             await world.during(call, partial(ScriptedWorker.say, data=b"x", key=place, end="stop"), sequences=place + 1)
         assert [request.tier for request in world.worker.requests.values()] == [tier for _, _, tier in wanted]
+
+    play(pool, story)
+
+
+def test_who_is_refused_is_counted_under_the_model_that_was_asked_for(pool: LimitedPool) -> None:
+    async def story(world: World) -> None:
+        headers = {"authorization": f"Bearer {KEY}"}
+
+        async def refused(path: str, model: str, **body: Any) -> int:
+            return (await world.http.post(path, json={"model": model, **body}, headers=headers)).status_code
+
+        world.worker.is_ready = False
+        assert await refused("/v1/chat/completions", "m", messages=USER) == 503
+        assert await refused("/v1/chat/completions", "nick", messages=USER) == 503
+        assert await refused("/v1/chat/completions", "another", messages=USER) == 404
+        assert await refused("/v1/completions", "nick", prompt="a" * 5000) == 400
+        assert await refused("/detokenize", "nick", tokens=[9999]) == 400
+        text = (await world.http.get("/metrics", headers={"authorization": f"Bearer {METRICS_KEY}"})).text
+        lines = [line for line in text.splitlines() if line.startswith("headrace_requests_total{")]
+        counted = 'headrace_requests_total{{model="{}",route="{}",status="{}",tenant="first"}} {}'
+        assert sorted(lines) == [
+            counted.format("", "/v1/chat/completions", "4xx", 1.0),
+            counted.format("m", "/detokenize", "4xx", 1.0),
+            counted.format("m", "/v1/chat/completions", "5xx", 2.0),
+            counted.format("m", "/v1/completions", "4xx", 1.0),
+        ]
+        # How soon they were sent away is no figure of the model's.
+        assert 'headrace_request_seconds_count{model="m"' not in text
 
     play(pool, story)
 

@@ -101,9 +101,13 @@ class ScriptedWorker:
 
 
 class ScriptedRig:
-    def __init__(self, pool: LimitedPool, vocabulary: Vocabulary = VOCABULARY) -> None:
+    def __init__(
+        self, pool: LimitedPool, vocabulary: Vocabulary = VOCABULARY, *, aliases: tuple[str, ...] = ()
+    ) -> None:
         self.clock = TestClock()
-        self.model = ModelText.build("m", vocabulary, pool, context_len=4096, vocab_size=512, eos_ids=(EOS,))
+        self.model = ModelText.build(
+            "m", vocabulary, pool, context_len=4096, vocab_size=512, eos_ids=(EOS,), aliases=aliases
+        )
         self.service = Service([self.model], self._table, clock=self.clock)
 
     def _table(self, sink: FrameSink) -> "ScriptedRig":

@@ -38,6 +38,14 @@ def test_a_request_is_counted_once_with_its_tokens_and_times() -> None:
     assert list(found["headrace_stage_seconds_sum"].values()) == [0.9]
 
 
+def test_one_without_a_stream_is_counted_and_no_more() -> None:
+    metrics = Metrics(["m"], ["t"])
+    metrics.observe(Sample("/say", "t", "m", 503, 1.0, has_stream=False))
+    found = read(metrics)
+    assert list(found["headrace_requests_total"].values()) == [1.0]
+    assert "headrace_request_seconds_count" not in found
+
+
 def test_names_that_nobody_configured_make_no_series() -> None:
     metrics = Metrics(["m"], ["t"])
     for number in range(1000):

@@ -24,6 +24,7 @@ async def chat(exchange: Exchange, service: Service) -> None:
         return await resume(exchange)
     body = await exchange.parse(ChatBody)
     model = service.model(body.model)
+    exchange.model = model.name
     asks = chat_asks(body, caller_of(exchange).tier, read_targets(exchange.headers))
     wants = chat_wants(body, asks[0], metadata=wants_metadata(exchange.headers))
     tier = None if body.service_tier is None else "default"

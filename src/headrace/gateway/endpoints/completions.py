@@ -22,6 +22,7 @@ async def completions(exchange: Exchange, service: Service) -> None:
         return await resume(exchange)
     body = await exchange.parse(CompletionBody)
     model = service.model(body.model)
+    exchange.model = model.name
     asks = completion_asks(body, caller_of(exchange).tier, read_targets(exchange.headers))
     wants = completion_wants(body, metadata=wants_metadata(exchange.headers))
     order = Order(

@@ -25,6 +25,7 @@ async def list_models(exchange: Exchange, service: Service) -> None:
 async def get_model(exchange: Exchange, service: Service) -> None:
     """By name or alias."""
     model = service.model(exchange.path_params["model"])
+    exchange.model = model.name
     await exchange.reply(_reply(service.card(model)))
 
 

@@ -25,7 +25,7 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
     """The ids that a prompt or a conversation would have, of up to four contexts. `add_special_tokens` false leaves out
     what the model expects around a bare text."""
     body = await exchange.parse(TokenizeBody)
-    model = _model(service, body.model)
+    model = _model(exchange, service, body.model)
     ids = await service.tokenize(model.name, tokenize_ask(body), framed=body.add_special_tokens is not False)
     names = model.tokenizer if body.return_token_strs else None
     most = service.card(model).context_len
@@ -38,7 +38,7 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
 async def detokenize(exchange: Exchange, service: Service) -> None:
     """The text of token ids, without control tokens."""
     body = await exchange.parse(DetokenizeBody)
-    model = _model(service, body.model)
+    model = _model(exchange, service, body.model)
     most, size = model.most_told_tokens, model.tokenizer.vocab_size
     if len(body.tokens) > most:
         raise InvalidInput(f"tokens must hold at most {most} ids", param="tokens")
@@ -54,7 +54,7 @@ async def detokenize(exchange: Exchange, service: Service) -> None:
 
 async def tokenizer_info(exchange: Exchange, service: Service) -> None:
     """What is known of a model's tokeniser; `?model=` names one, else it is the first."""
-    model = _model(service, exchange.query.get("model"))
+    model = _model(exchange, service, exchange.query.get("model"))
     tokenizer = model.tokenizer
     await exchange.reply(
         TokenizerReply(
@@ -75,13 +75,15 @@ def _told(ids: list[int], most: int, names: Tokenizer | None) -> bytes:
     return msgspec.json.encode(TokenizeReply(ids, len(ids), most, strings))
 
 
-def _model(service: Service, name: str | None) -> ModelText:
-    if name is not None:
-        return service.model(name)
-    cards = service.models()
-    if not cards:
-        raise ModelNotFound("No model is served here.", param="model")
-    return service.model(cards[0].name)
+def _model(exchange: Exchange, service: Service, name: str | None) -> ModelText:
+    if name is None:
+        cards = service.models()
+        if not cards:
+            raise ModelNotFound("No model is served here.", param="model")
+        name = cards[0].name
+    model = service.model(name)
+    exchange.model = model.name
+    return model
 
 
 ROUTES = (
