@@ -3,7 +3,7 @@ every answer carries; what is asked and answered is an endpoint's matter.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -39,14 +39,14 @@ _EVENTS = [
     (b"x-accel-buffering", b"no"),
 ]
 # Server-Timing takes no colon in a name.
-_METRIC_NAMES = {stage: stage.value.replace(":", "-") for stage in Stage}
+_METRIC_NAMES: dict[str, str] = {stage: stage.value.replace(":", "-") for stage in Stage}
 _ON_DISCONNECT = "x-headrace-on-disconnect"
 _GRACES = {"cancel": 0.0, "finish": float("inf")}
 
 
-def server_timing(stages: StageClock) -> str:
+def server_timing(spent: Iterable[tuple[str, float]]) -> str:
     """The stages that are over, in milliseconds."""
-    return ", ".join([f"{_METRIC_NAMES[stage]};dur={seconds * 1e3:.3f}" for stage, seconds in stages.seconds.items()])
+    return ", ".join([f"{_METRIC_NAMES[stage]};dur={seconds * 1e3:.3f}" for stage, seconds in spent])
 
 
 class Exchange:
@@ -293,12 +293,19 @@ class Exchange:
             _API_VERSION,
         ]
         if self.stages.seconds:
-            headers.append((b"server-timing", server_timing(self.stages).encode("ascii")))
+            headers.append((b"server-timing", server_timing(self._spent()).encode("ascii")))
         if self.cors:
             headers += self.cors
         if self.context.is_retiring:
             headers.append(_CLOSE)
         return headers
+
+    def _spent(self) -> Iterable[tuple[str, float]]:
+        """As its ending says, if it was cut off: the clock has all of its stay as transfer until workers have said more."""
+        ending = self._streamed.ending if self._streamed is not None else None
+        if ending is not None and ending.failure is not None and ending.stages:
+            return ending.stages.items()
+        return self.stages.seconds.items()
 
     def _peer(self) -> Peer:
         return Peer(self._receive, self.context.clock, self._scope.get("state", {}).get("watch"))

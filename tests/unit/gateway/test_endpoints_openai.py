@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import httpx2
 import openai
@@ -22,7 +22,7 @@ from headrace.gateway.schemas.replies import CompletionReply
 from headrace.streams.record import Record
 from headrace.telemetry.metrics import Metrics
 from headrace.text.limited import LimitedPool
-from tests.unit.gateway.stub import KEY, METRICS_KEY, TENANTS
+from tests.unit.gateway.stub import KEY, METRICS_KEY, TENANTS, turns
 from tests.unit.serving.scripted import ScriptedRig, ScriptedWorker
 
 T = TypeVar("T")
@@ -45,8 +45,9 @@ class World:
     def __init__(self, pool: LimitedPool) -> None:
         self.rig = ScriptedRig(pool, aliases=("nick",))
         metrics = Metrics(["m"], [tenant.name for tenant in TENANTS])
-        app: Any = build_app(self.rig.service, KeyRing(TENANTS), GatewayConfig(), metrics, self.rig.clock)
-        self.http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://localhost")
+        self.app = build_app(self.rig.service, KeyRing(TENANTS), GatewayConfig(), metrics, self.rig.clock)
+        transport = httpx2.ASGITransport(app=cast(Any, self.app))
+        self.http = httpx2.AsyncClient(transport=transport, base_url="http://localhost")
         self.client = self.as_tenant(KEY)
 
     @property
@@ -121,6 +122,32 @@ def test_a_request_is_explained_by_its_own_id_and_by_that_of_its_reply_to_its_te
                 else:
                     none = await world.http.get("/v1/requests/none/explain", headers=headers)
                     assert answer.json() == none.json()
+
+    play(pool, story)
+
+
+def test_a_whole_answer_that_is_cut_off_says_that_it_was_being_decoded(pool: LimitedPool) -> None:
+    async def story(world: World) -> None:
+        def cut(worker: ScriptedWorker) -> None:
+            worker.say(b"x")
+            world.rig.clock.time_s += 30.0
+            world.app.close_streams()
+
+        async def part() -> None:
+            """The worker says that it is over when the answer is out."""
+            while not world.worker.aborts:
+                await asyncio.sleep(0.001)
+            await turns(100)
+            world.worker.end(0, Outcome.ABORTED, "overloaded")
+
+        parting = asyncio.create_task(part())
+        headers = {"authorization": f"Bearer {KEY}"}
+        call = world.http.post("/v1/chat/completions", json={"model": "m", "messages": USER}, headers=headers)
+        answer = await world.during(call, cut)
+        await parting
+        assert answer.status_code == 503
+        assert "decode;dur=30000.000" in answer.headers["server-timing"]
+        assert "transfer;dur=0.000" in answer.headers["server-timing"]
 
     play(pool, story)
 
