@@ -69,6 +69,7 @@ class FencedProtocol(HttpToolsProtocol):
         # Whether `cycle` answers the message that is coming in, not an earlier one.
         self._has_cycle = False
         self._is_refused = False
+        self._is_ending = False
         self._is_offer = False
         self._has_eof = False
         # What came behind an offer that is being decided on.
@@ -419,7 +420,10 @@ class FencedProtocol(HttpToolsProtocol):
             if self._has_cycle:
                 self.cycle.disconnected = True
                 self.cycle.message_event.set()
-        self._linger()
+        if self._is_ending:
+            self.transport.close()
+        else:
+            self._linger()
 
     def _postpone(self, error: HeadraceError) -> None:
         self._postponed = error
@@ -435,6 +439,7 @@ class FencedProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """The server calls this when it is told to stop: who was refused is not waited for."""
+        self._is_ending = True
         if self._is_refused:
             self.transport.close()
         else:

@@ -49,13 +49,13 @@ class Prepared(Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Draft:
-    """An ask on its way. One of `conversation`, `pieces` and `ids` is its prompt. Its grammar is to be checked before
-    it may go on; `blamed` is the field that it came from."""
+    """An ask on its way. One of `conversation`, `pieces` and `ids` is its prompt. Grammars are to be checked before it may
+    go on, each with the field that it came from."""
 
     ask: Ask
     sampling: SamplingParams
     grammar: Grammar | None
-    blamed: str
+    checks: list[tuple[Grammar, str]]
     tools: ToolPlan
     window: StopWindow | None
     conversation: Conversation | None = None
@@ -74,8 +74,8 @@ async def prepare(
         template = _template(model, ask)
         traits = await template.describe() if template is not None else None
         draft = _draft(model, ask, traits, now_s, seeds, windows)
-        if draft.grammar is not None:
-            await model.desk.check(draft.grammar, param=draft.blamed)
+        for grammar, param in draft.checks:
+            await model.desk.check(grammar, param=param)
         if draft.conversation is not None and template is not None:
             draft.pieces = _framed(model, ask, await template.render(draft.conversation))
         drafts.append(draft)
@@ -91,8 +91,8 @@ def prepare_sync(model: ModelText, ask: Ask, *, seeds: Callable[[], int], now_s:
     template = _template(model, ask)
     traits = template.describe_sync() if template is not None else None
     draft = _draft(model, ask, traits, now_s, seeds, {})
-    if draft.grammar is not None:
-        model.desk.check_sync(draft.grammar, param=draft.blamed)
+    for grammar, param in draft.checks:
+        model.desk.check_sync(grammar, param=param)
     if draft.conversation is not None and template is not None:
         draft.pieces = _framed(model, ask, template.render_sync(draft.conversation))
     ids = draft.ids
@@ -181,15 +181,17 @@ def _draft(
     messages = ask.messages if ask.messages is not None else [{"role": "user", "content": ask.prompt}]
     tools = ToolPlan(()) if traits is None else plan_tools(ask, messages, model.syntax, traits)
     shape = shape_of(ask)
-    grammar = grammar_of(ask, shape) if shape and tools.grammar is None else tools.grammar
-    blamed = shape or "tools"
-    if grammar is not None:
+    # Beside calls an answer's shape is part of their grammar; it is to blame for itself alone.
+    wanted = (grammar_of(ask, shape) if shape else None, shape), (tools.grammar, "tools")
+    checks = [(grammar, param) for grammar, param in wanted if grammar is not None]
+    grammar = checks[-1][0] if checks else None
+    if checks:
         check_free(ask)
         if not model.eos_ids:
-            raise InvalidInput("this model's end is unknown, so no grammar can end its reply", param=blamed)
+            raise InvalidInput("this model's end is unknown, so no grammar can end its reply", param=checks[0][1])
     sampling = sampling_of(ask, seeds=seeds, masked=grammar is not None)
     check_sampling(sampling, model.vocab_size)
-    draft = _Draft(ask, sampling, grammar, blamed, tools, stop_window(ask, windows))
+    draft = _Draft(ask, sampling, grammar, checks, tools, stop_window(ask, windows))
     if ask.ids is not None:
         draft.ids = ask.ids
     elif ask.raw is not None:

@@ -20,7 +20,7 @@ from headrace.text.tools.syntax import DIALECTS
 
 # Calls in one reply, where a grammar makes them.
 MAX_FORCED_CALLS = 16
-# Shapes of a reply that are JSON: beside them, calls can be told.
+# Shapes of a reply that are JSON: tags can be told from them.
 _ANSWERS = ("json_schema", "json_object")
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 # Keywords whose values are data: a "$ref" there refers to nothing.
@@ -59,8 +59,8 @@ def plan_tools(ask: Ask, messages: Sequence[Mapping[str, Any]], syntax: str, tra
     if ask.tool_choice == "auto":
         if not shape:
             return ToolPlan(messages, tools, syntax, names)
-        if shape not in _ANSWERS:
-            # What need not be JSON may look like a call without being one.
+        if shape not in _ANSWERS or not DIALECTS[syntax].close_tag:
+            # Without tags, an answer may look like a call without being one, or hold what looks like several.
             return ToolPlan(messages, tools)
         answer = ask.json_schema if shape == "json_schema" else {"type": "object"}
         grammar = _grammar(call_schema(ask.tools), syntax, many=ask.parallel_tool_calls, answer=answer)

@@ -4,6 +4,7 @@ Owns the translation. Knows no token: a matcher is made of this and a lexicon.
 """
 
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from headrace.text.grammar import SUBJECTS, CallForm, Grammar, check_repeats, re
 _WHITESPACE = r"\x20|\n\x20{0,32}"
 _MAX_MESSAGE = 300
 _LINE = "\n"
+_LINES = re.compile(r"^\s*\d+ \|", re.MULTILINE)
 # All options: a schema could set them itself under "x-guidance".
 _ANSWERS: Any = {
     "whitespace_flexible": True,
@@ -74,7 +76,8 @@ def matcher_limits(grammar: Grammar) -> LLParserLimits:
 def explain(grammar: Grammar, error: str) -> str:
     """llguidance's complaint in one line, without the parser state it appends."""
     first = error.partition("<non-verbose/>")[0].partition("<state>")[0].partition(". Enable")[0]
-    reason = " ".join(first.split())
+    # Lines of what was made of it say nothing to who did not write them.
+    reason = " ".join((_LINES.split(first)[0] if grammar.kind == "calls" else first).split())
     if reason in ("", "NoExtension", "NoExtensionBias"):
         reason = "it matches nothing"
     return f"{SUBJECTS[grammar.kind]} cannot be used: {reason[:_MAX_MESSAGE]}"

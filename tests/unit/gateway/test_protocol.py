@@ -317,6 +317,25 @@ def test_nothing_is_read_behind_garbage(bad: bytes) -> None:
     play(story())
 
 
+@pytest.mark.parametrize("bad", [GARBAGE, HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n"])
+def test_who_is_refused_when_a_server_stops_does_not_hold_it_up(monkeypatch: pytest.MonkeyPatch, bad: bytes) -> None:
+    monkeypatch.setattr(protocol, "_LINGER_S", 600.0)
+
+    async def story() -> None:
+        app = gateway(drain_s=600.0)
+        async with running(app) as live:
+            wire = await live.connect()
+            await wire.send(HEAD + b"content-length: 2\r\n\r\n{}" + bad)
+            while not app.context.service.streams:
+                await asyncio.sleep(0.005)
+            live.stop.set()
+            await asyncio.sleep(0.1)
+            app.context.service.streams[0].end(Ending(Usage(2, 0, 0)))
+            await asyncio.wait_for(asyncio.shield(live.done), 10.0)
+
+    play(story())
+
+
 def test_who_sends_garbage_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "_LINGER_BYTES", 100_000)
 

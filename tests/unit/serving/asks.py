@@ -34,6 +34,14 @@ CALLING = Ask(
     tool_choice="required",
     max_tokens=120,
 )
+# Its reply ends with its one call.
+CALLING_ONCE = Ask(
+    messages=[{"role": "user", "content": "look"}],
+    tools=[{"type": "function", "function": TOOL}],
+    json_schema=SCHEMA,
+    parallel_tool_calls=False,
+    max_tokens=120,
+)
 
 Told = dict[tuple[int, bool], tuple[Any, ...]]
 

@@ -11,7 +11,7 @@ from headrace.serving import service as service_module
 from headrace.serving.ask import Ask
 from headrace.streams.stream import Stream
 from headrace.text.limited import LimitedPool
-from tests.unit.serving.asks import ASKS, CALLING, Told, told
+from tests.unit.serving.asks import ASKS, CALLING, CALLING_ONCE, Told, told
 from tests.unit.serving.network_rig import CALLER, finishes
 from tests.unit.serving.revival_rig import Client, World, world
 
@@ -20,13 +20,14 @@ pytestmark = pytest.mark.unit
 KINDS: dict[str, tuple[Ask, ...]] = {
     **{kind: (ask,) for kind, ask in ASKS.items() if kind != "no bound"},
     "tools": (CALLING,),
+    "one call": (CALLING_ONCE,),
     "three choices": (Ask(raw="hello", max_tokens=12, n=3, temperature=1.0, seed=4),),
     "two prompts": (Ask(raw="hello", max_tokens=9), Ask(raw="other", max_tokens=14, n=2)),
     "echo and ids": (Ask(raw="hello", max_tokens=12, echo=True, return_token_ids=True),),
     "specials": (Ask(raw="hello", max_tokens=20, skip_special_tokens=False, include_stop=True, stop=["q"]),),
 }
 # Frames after which the gateway is killed: all of these, else some of them.
-THOROUGH = ("seeded", "stop strings", "three choices")
+THOROUGH = ("seeded", "stop strings", "three choices", "one call")
 
 
 async def undisturbed(pool: LimitedPool, folder: Path, *asks: Ask) -> tuple[Told, Any, int]:
@@ -74,8 +75,11 @@ def test_a_gateway_may_be_killed_after_any_frame(pool: LimitedPool, tmp_path: Pa
                 there.run(stream)
                 client.read(stream)
                 assert_whole(client, stream, truth, usage)
-                # Log-probabilities are told once; what has met its stop string was aborted, and may have told nobody.
-                if not any(ask.logprobs or ask.prompt_logprobs or ask.stop for ask in asks):
+                # Log-probabilities are told once; what has met its stop string, or made its one call, was aborted, and may have
+                # told nobody.
+                if not any(
+                    ask.logprobs or ask.prompt_logprobs or ask.stop or not ask.parallel_tool_calls for ask in asks
+                ):
                     assert not there.life.submits(), "it was computed again, though its worker had it"
                 there.assert_nothing_left(stream)
 

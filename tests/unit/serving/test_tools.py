@@ -96,20 +96,20 @@ def test_calls_are_forced_in_the_form_that_is_read(syntax: str, choice: str, tag
     assert (form.open_tag, form.most, planned.is_named) == (tag, most, choice == "f")
 
 
-@pytest.mark.parametrize(
-    ("syntax", "before", "behind"), [("hermes", "<tool_call>\n", "\n</tool_call>"), ("json", "", "")]
-)
-def test_beside_a_schema_a_call_can_be_made(pool: LimitedPool, syntax: str, before: str, behind: str) -> None:
+def test_beside_a_schema_a_call_can_be_made_where_its_tags_tell_it_from_an_answer(pool: LimitedPool) -> None:
     schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
-    planned = plan(KNOWING, [USER], syntax, tools=[TOOL], json_schema=schema)
-    assert (planned.syntax, planned.names, planned.is_forced) == (syntax, {"f"}, False)
+    planned = plan(KNOWING, [USER], tools=[TOOL], json_schema=schema)
+    assert (planned.syntax, planned.names, planned.is_forced) == ("hermes", {"f"}, False)
     GrammarDesk(pool).check_sync(planned.grammar, param="tools")
     matcher = LLMatcher(LEXICON.tokens, grammar_source(planned.grammar), limits=matcher_limits(planned.grammar))
-    for good in (f'{before}{{"name": "f", "arguments": {{"a": 1}}}}{behind}', '{\n  "age": 7\n}'):
+    for good in ('<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', '{\n  "age": 7\n}'):
         assert matcher.validate_tokens(list(good.encode())) == len(good)
-    for bad in (f'{before}{{"name": "g"', '{"age": "7"'):
+    for bad in ('<tool_call>\n{"name": "g"', '{"age": "7"'):
         assert matcher.validate_tokens(list(bad.encode())) < len(bad)
-    assert plan(KNOWING, [USER], syntax, tools=[TOOL], regex="a+").syntax == ""
+    assert plan(KNOWING, [USER], tools=[TOOL], regex="a+").syntax == ""
+    for syntax in ("json", "llama3"):
+        bare = plan(KNOWING, [USER], syntax, tools=[TOOL], json_schema=schema)
+        assert (bare.syntax, bare.grammar) == ("", None)
 
 
 def test_a_hundred_tools_can_be_forced_and_their_options_are_ours(pool: LimitedPool) -> None:
