@@ -12,7 +12,7 @@ import pytest
 from headrace.gateway import protocol, server
 from headrace.gateway.protocol import FencedProtocol
 from headrace.streams.record import Ending, Part, Usage
-from tests.unit.gateway.live import Live, play, running
+from tests.unit.gateway.live import Live, Wire, play, running
 from tests.unit.gateway.stub import KEY, StubService, gateway
 
 # A client is looked at now and then, and this machine may be busy.
@@ -298,15 +298,21 @@ def test_what_came_before_garbage_is_answered(sent: bytes, statuses: list[int]) 
     play(story())
 
 
+async def being_answered(live: Live, behind: bytes) -> Wire:
+    """A request whose stream is open, and what came `behind` it."""
+    wire = await live.connect()
+    await wire.send(HEAD + b"content-length: 2\r\n\r\n{}" + behind)
+    while not live.app.context.service.streams:
+        await asyncio.sleep(0.005)
+    return wire
+
+
 @pytest.mark.parametrize("bad", [GARBAGE, HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n"])
 def test_nothing_is_read_behind_garbage(bad: bytes) -> None:
     async def story() -> None:
         app = gateway(receive_s=0.3)
         async with running(app) as live:
-            wire = await live.connect()
-            await wire.send(HEAD + b"content-length: 2\r\n\r\n{}" + bad)
-            while not app.context.service.streams:
-                await asyncio.sleep(0.005)
+            wire = await being_answered(live, bad)
             # Longer than a request may take to arrive: who is answered first is not cut off for it.
             await asyncio.sleep(0.6)
             await wire.send(WHOLE)
@@ -324,10 +330,7 @@ def test_who_is_refused_when_a_server_stops_does_not_hold_it_up(monkeypatch: pyt
     async def story() -> None:
         app = gateway(drain_s=600.0)
         async with running(app) as live:
-            wire = await live.connect()
-            await wire.send(HEAD + b"content-length: 2\r\n\r\n{}" + bad)
-            while not app.context.service.streams:
-                await asyncio.sleep(0.005)
+            await being_answered(live, bad)
             live.stop.set()
             await asyncio.sleep(0.1)
             app.context.service.streams[0].end(Ending(Usage(2, 0, 0)))
@@ -342,10 +345,7 @@ def test_who_sends_garbage_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -
     async def story() -> None:
         app = gateway(disconnect_grace_s=0.0)
         async with running(app) as live:
-            wire = await live.connect()
-            await wire.send(HEAD + b"content-length: 2\r\n\r\n{}" + GARBAGE)
-            while not app.context.service.streams:
-                await asyncio.sleep(0.005)
+            wire = await being_answered(live, GARBAGE)
             await wire.send(*[b" " * 10_000] * 100)
             assert await wire.rest() == b""
             while "finished" not in app.context.service.calls:
