@@ -21,6 +21,8 @@ from headrace.runner.cuda.weights import LayerWeights, Weights
 from headrace.weights.rope import rope_frequencies
 from headrace.weights.shape import ModelShape
 
+# Positions, cells, cosines, sines, norms of queries and of keys, eps, queries, keys and values: as `rotary_write` has them.
+Turn = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, float, Tensor, Tensor, Tensor]
 # Tokens of a step to one that samples, at least, for the others to leave before the last layer's end.
 _FEW = 4
 
@@ -153,11 +155,11 @@ class Decoder:
         torch.index_select(self._weights.embeddings, 0, inputs.ids[:tokens], out=residual)
         ops.rms_norm(residual, layers[0].input_norm, eps, normed)
         is_whole = self._is_whole(step)
+        attended = space.attended[:tokens].view(tokens, -1)
         for index, layer in enumerate(layers if is_whole else layers[:-1]):
             self._attend(index, layer, step, slots, inputs)
-            ops.add_rms_norm(update, residual, layer.post_norm, eps, normed)
-            self._feed(layer, tokens, inputs)
-            ops.add_rms_norm(update, residual, norms[index], eps, normed)
+            ops.sum_rows(attended, layer.out, layer.out_bias, update, residual, layer.post_norm, eps, normed)
+            self._feed(layer, inputs, residual, norms[index])
         return normed if is_whole else self._finish(step, slots, inputs)
 
     def kept(self, layout: Layout) -> Tensor:
@@ -200,24 +202,27 @@ class Decoder:
         space, ops, eps, layer = self._space, self._ops, self._shape.rms_eps, self._weights.layers[-1]
         tokens, count, index = step.layout.num_tokens, step.layout.num_samples, len(self._weights.layers) - 1
         update, normed, attended = space.update[:count], space.normed[:count], space.attended[:count]
-        ops.product(space.normed[:tokens], layer.qkv, layer.qkv_bias, space.qkv[:tokens])
-        self._turn(index, layer, step, inputs)
+        self._turn_product(index, layer, step, inputs)
         residual = torch.index_select(space.residual[:tokens], 0, step.places, out=space.lasts[:count])
         queries = torch.index_select(space.queries[:tokens], 0, step.places, out=space.last_queries[:count])
         cells = (self._pool.keys[index], self._pool.values[index])
         context = (slots.tables, step.sampled, slots.lengths)
         ops.decode_attention(attended, queries, *cells, *context, self._scale, step.last_scratch)
-        ops.product(attended.view(count, -1), layer.out, layer.out_bias, update)
-        ops.add_rms_norm(update, residual, layer.post_norm, eps, normed)
-        self._feed(layer, count, inputs)
-        ops.add_rms_norm(update, residual, self._weights.norm, eps, normed)
+        ops.sum_rows(
+            attended.view(count, -1), layer.out, layer.out_bias, update, residual, layer.post_norm, eps, normed
+        )
+        self._feed(layer, inputs, residual, self._weights.norm)
         return normed
 
     def _attend(self, index: int, layer: LayerWeights, step: StepViews, slots: DeviceSlots, inputs: StepInputs) -> None:
+        """From `normed` to `attended`."""
         space, tokens = self._space, step.layout.num_tokens
-        self._ops.product(space.normed[:tokens], layer.qkv, layer.qkv_bias, space.qkv[:tokens])
-        self._look(index, layer, step, slots, inputs)
-        self._ops.product(space.attended[:tokens].view(tokens, -1), layer.out, layer.out_bias, space.update[:tokens])
+        if self._has_rows_alone(step):
+            self._ops.product(space.normed[:tokens], layer.qkv, layer.qkv_bias, space.qkv[:tokens])
+            self._attend_rows(index, layer, step, slots)
+        else:
+            self._turn_product(index, layer, step, inputs)
+            self._attend_turned(index, step, slots)
 
     def _look(
         self,
@@ -229,10 +234,17 @@ class Decoder:
         row_factors: Tensor | None = None,
     ) -> None:
         """Attention alone: from `qkv`, times its rows' factors where they have some, to `attended`."""
-        if step.layout.tokens or not self._ops.turns(step.layout.num_tokens):
-            self._attend_mixed(index, layer, step, slots, inputs, row_factors)
-        else:
+        if self._has_rows_alone(step):
             self._attend_rows(index, layer, step, slots, row_factors)
+        else:
+            space, tokens = self._space, step.layout.num_tokens
+            turn = self._turn(index, layer, step, inputs)
+            self._ops.rotary_write(space.qkv[:tokens], *turn, row_factors=row_factors, in_place=step.layout.fresh > 0)
+            self._attend_turned(index, step, slots)
+
+    def _has_rows_alone(self, step: StepViews) -> bool:
+        """Whether all its rows are single tokens that one operation turns and attends."""
+        return not step.layout.tokens and self._ops.turns(step.layout.num_tokens)
 
     def _attend_rows(
         self,
@@ -262,19 +274,11 @@ class Decoder:
             row_factors=row_factors,
         )
 
-    def _attend_mixed(
-        self,
-        index: int,
-        layer: LayerWeights,
-        step: StepViews,
-        slots: DeviceSlots,
-        inputs: StepInputs,
-        row_factors: Tensor | None = None,
-    ) -> None:
+    def _attend_turned(self, index: int, step: StepViews, slots: DeviceSlots) -> None:
+        """Of queries that are turned, over cells that are written."""
         space, ops, tokens, decodes = self._space, self._ops, step.layout.num_tokens, step.layout.decodes
         keys, values = self._pool.keys[index], self._pool.values[index]
         queries, attended = space.queries[:tokens], space.attended[:tokens]
-        self._turn(index, layer, step, inputs, row_factors)
         if decodes:
             ops.decode_attention(
                 attended[:decodes],
@@ -303,18 +307,22 @@ class Decoder:
                 self._scale,
             )
 
-    def _turn(
-        self,
-        index: int,
-        layer: LayerWeights,
-        step: StepViews,
-        inputs: StepInputs,
-        row_factors: Tensor | None = None,
-    ) -> None:
-        """From `qkv` to `queries` and cells, and in place where chunks find their keys there."""
+    def _turn_product(self, index: int, layer: LayerWeights, step: StepViews, inputs: StepInputs) -> None:
+        """From `normed` to `queries` and cells, and to `qkv` where chunks find their keys there."""
         space, tokens = self._space, step.layout.num_tokens
-        self._ops.rotary_write(
+        self._ops.turn_rows(
+            space.normed[:tokens],
+            layer.qkv,
+            layer.qkv_bias,
             space.qkv[:tokens],
+            *self._turn(index, layer, step, inputs),
+            in_place=step.layout.fresh > 0,
+        )
+
+    def _turn(self, index: int, layer: LayerWeights, step: StepViews, inputs: StepInputs) -> Turn:
+        """What a layer's `qkv` is turned by, and where it goes."""
+        space, tokens = self._space, step.layout.num_tokens
+        return (
             inputs.positions[:tokens],
             inputs.cells[:tokens],
             self._cosines,
@@ -325,8 +333,6 @@ class Decoder:
             space.queries[:tokens],
             self._pool.keys[index],
             self._pool.values[index],
-            row_factors=row_factors,
-            in_place=step.layout.fresh > 0,
         )
 
     def _pass_one(self, index: int, layer: LayerWeights, step: StepViews, slots: DeviceSlots) -> None:
@@ -353,14 +359,16 @@ class Decoder:
         ops.gated_product(scaled, squares, layer.gate_up, eps, inner)
         ops.added_product(inner, layer.down, None, residual, norm, scaled, squares)
 
-    def _feed(self, layer: LayerWeights, tokens: int, inputs: StepInputs) -> None:
-        space = self._space
+    def _feed(self, layer: LayerWeights, inputs: StepInputs, residual: Tensor, norm: Tensor) -> None:
+        """To `residual`, from its norm in `normed`, where `norm` of the sum is left."""
+        space, ops, eps, tokens = self._space, self._ops, self._shape.rms_eps, len(residual)
+        normed, update = space.normed[:tokens], space.update[:tokens]
         if layer.router is not None:
             self._ask_experts(layer, layer.router, tokens, inputs)
+            ops.add_rms_norm(update, residual, norm, eps, normed)
             return
-        self._ops.product(space.normed[:tokens], layer.gate_up, None, space.gate_up[:tokens])
-        self._ops.silu_mul(space.gate_up[:tokens], space.inner[:tokens])
-        self._ops.product(space.inner[:tokens], layer.down, None, space.update[:tokens])
+        ops.gate_rows(normed, layer.gate_up, space.gate_up[:tokens], space.inner[:tokens])
+        ops.sum_rows(space.inner[:tokens], layer.down, None, update, residual, norm, eps, normed)
 
     def _ask_experts(self, layer: LayerWeights, router: Tensor, tokens: int, inputs: StepInputs) -> None:
         space, shape = self._space, self._shape.experts

@@ -30,7 +30,7 @@ class Fp8Decoder(Decoder):
         for index, layer in enumerate(layers):
             factors = self._attend_in_eights(index, layer, step, slots, inputs)
             ops.add_rms_norm(update, residual, layer.post_norm, eps, rows, row_factors=factors, out_factors=left)
-            self._feed(layer, tokens, inputs)
+            self._feed_in_eights(layer, tokens)
             if index + 1 < len(layers):
                 weight = layers[index + 1].input_norm
                 ops.add_rms_norm(update, residual, weight, eps, rows, row_factors=came, out_factors=left)
@@ -50,7 +50,7 @@ class Fp8Decoder(Decoder):
         self._multiply(eights.attended, layer.out, scales.out, space.update, tokens)
         return self._biased(space.update[:tokens], factors, layer.out_bias)
 
-    def _feed(self, layer: LayerWeights, tokens: int, inputs: StepInputs) -> None:
+    def _feed_in_eights(self, layer: LayerWeights, tokens: int) -> None:
         space, eights, scales = self._space, self._eights, _scales(layer)
         self._multiply(eights.normed, layer.gate_up, scales.gate_up, space.gate_up, tokens)
         self._ops.silu_mul(

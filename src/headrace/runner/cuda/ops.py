@@ -108,6 +108,45 @@ class Ops(Protocol):
     ) -> None:
         """With both factors or with none."""
 
+    def turn_rows(
+        self,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        qkv: Tensor,
+        positions: Tensor,
+        cells: Tensor,
+        cosines: Tensor,
+        sines: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        /,
+        *,
+        in_place: bool,
+    ) -> None:
+        """`product`, then `rotary_write`. Queries need not be left in `qkv`, but keys and values are, turned or not."""
+
+    def gate_rows(self, rows: Tensor, weight: Tensor, room: Tensor, out: Tensor, /) -> None:
+        """`product`, then `silu_mul`; `room` for what lies between may be left as it was."""
+
+    def sum_rows(
+        self,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        room: Tensor,
+        residual: Tensor,
+        norm: Tensor,
+        eps: float,
+        out: Tensor,
+        /,
+    ) -> None:
+        """`product`, then `add_rms_norm`; `room` likewise."""
+
     def experts(
         self,
         rows: Tensor,

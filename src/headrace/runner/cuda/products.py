@@ -3,10 +3,9 @@
 Libraries are asked while a graph is captured, so that the choice costs a step nothing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ def library_product(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tens
 
 
 # By kind, while they are only noted.
-_noted: dict[Any, Callable[[], None]] | None = None
+_noted: dict[Hashable, Callable[[], None]] | None = None
 
 
 @contextmanager
@@ -44,11 +43,18 @@ def products_noted() -> Iterator[list[Callable[[], None]]]:
         _noted = None
 
 
+def note(kind: Hashable, product: Callable[[], None]) -> bool:
+    """Whether products are only noted now: then this one is, if it is the first of its kind."""
+    if _noted is None:
+        return False
+    _noted.setdefault(kind, product)
+    return True
+
+
 def fastest_product(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """The same by the faster of the libraries."""
-    if _noted is not None:
-        kind = (rows.shape, weight.shape, bias is None)
-        _noted.setdefault(kind, partial(fastest_product, rows, weight, bias, out))
+    kind = (rows.shape, weight.shape, bias is None)
+    if note(kind, partial(fastest_product, rows, weight, bias, out)):
         return
     height, width = weight.shape
     chosen = _FLAT_ROWS if width >= height else _TALL_ROWS
@@ -64,8 +70,7 @@ def fastest_product(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tens
 def scaled_product(rows: Tensor, weight: Tensor, unit: Tensor, scale: Tensor, out: Tensor) -> None:
     """`rows` [n, width] times `weight` [height, width], both in eight bits, times two scales of one number each: only with
     these is the library's kernel its fastest."""
-    if _noted is not None:
-        _noted.setdefault((rows.shape, weight.shape), partial(scaled_product, rows, weight, unit, scale, out))
+    if note((rows.shape, weight.shape), partial(scaled_product, rows, weight, unit, scale, out)):
         return
     if rows.is_cuda:
         torch._scaled_mm(rows, weight.t(), scale_a=unit, scale_b=scale, out_dtype=out.dtype, out=out)

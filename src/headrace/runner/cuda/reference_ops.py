@@ -16,6 +16,7 @@ from headrace.runner.cuda.fp8_weights import LARGEST, LEAST
 from headrace.runner.cuda.kernels import plain_experts, plain_rules
 from headrace.runner.cuda.layout import Layout
 from headrace.runner.cuda.odd_space import RuledRows, ScoredRows
+from headrace.runner.cuda.parted_ops import PartedOps
 from headrace.runner.cuda.products import library_product, plain_scaled_product
 from headrace.runner.cuda.squares import Squares
 from headrace.runner.torch import luck
@@ -23,7 +24,7 @@ from headrace.runner.torch.sampler_ranks import block_maxima, first_best, padded
 from headrace.runner.torch.sampler_urn import Filters, Urn
 
 
-class ReferenceOps:
+class ReferenceOps(PartedOps):
     tile_rows = 16
     spread = 0
     fresh_rows = 8

@@ -18,6 +18,15 @@ from headrace.runner.cuda.kernels import activation, ahead, eights, norms
 from headrace.runner.cuda.kernels import experts as mixture
 from headrace.runner.cuda.kernels import rotary_write as rotary
 from headrace.runner.cuda.kernels import row_product as one_row
+from headrace.runner.cuda.kernels.clustered_product import (
+    can_cluster,
+    clustered_gate,
+    clustered_sum,
+    clustered_turn,
+    gate_width,
+    is_worth_summing,
+    is_worth_turning,
+)
 from headrace.runner.cuda.kernels.decode_attention import DecodeScratch, decode_attention, decode_config, last_config
 from headrace.runner.cuda.kernels.early import starts_early
 from headrace.runner.cuda.kernels.fresh_attention import fresh_attention, fresh_rows
@@ -58,6 +67,7 @@ from headrace.runner.cuda.kernels.streamed_product import (
 from headrace.runner.cuda.kernels.turned_attention import turned_attention
 from headrace.runner.cuda.layout import MOST_ROUNDS, Layout
 from headrace.runner.cuda.odd_space import RuledRows, ScoredRows
+from headrace.runner.cuda.parted_ops import PartedOps
 from headrace.runner.cuda.products import fastest_product, scaled_product
 from headrace.runner.cuda.squares import Squares
 from headrace.weights.shape import ModelShape
@@ -65,7 +75,7 @@ from headrace.weights.shape import ModelShape
 _MANY_PROGRAMS = 1056
 
 
-class TritonOps:
+class TritonOps(PartedOps):
     quantise = staticmethod(eights.quantise)
     rescale = staticmethod(eights.rescale)
     rms_norm = staticmethod(norms.rms_norm)
@@ -99,6 +109,7 @@ class TritonOps:
         self._largest = shape.hidden_size * max(columns, 2 * shape.intermediate_size)
         self._may_fuse = shared_bytes >= FUSED_BYTES and (device.type != "cuda" or starts_early(device))
         multiprocessors = _multiprocessors(device)
+        self._clusters = multiprocessors // 2 if can_cluster(device) and not self.row_exact else 0
         self._queue = TileQueue.make(multiprocessors, device)
         self._stretches: StretchScratch | None = None
         if self._may_stream and not self.row_exact and can_stream_decode(*heads):
@@ -196,6 +207,55 @@ class TritonOps:
             streamed_product(rows, weight, out, streamed_config(len(rows), *weight.shape, gated=False))
         else:
             fastest_product(rows, weight, bias, out)
+
+    def turn_rows(
+        self,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        qkv: Tensor,
+        positions: Tensor,
+        cells: Tensor,
+        cosines: Tensor,
+        sines: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        *,
+        in_place: bool,
+    ) -> None:
+        turned = (qkv, positions, cells, cosines, sines, q_norm, k_norm, eps, queries, keys, values)
+        if bias is None and is_worth_turning(rows, weight, queries, self._clusters):
+            clustered_turn(rows, weight, *turned, self._clusters)
+        else:
+            super().turn_rows(rows, weight, bias, *turned, in_place=in_place)
+
+    def gate_rows(self, rows: Tensor, weight: Tensor, room: Tensor, out: Tensor) -> None:
+        wide = gate_width(rows, weight, self._clusters)
+        if wide:
+            clustered_gate(rows, weight, out, wide, self._clusters)
+        else:
+            super().gate_rows(rows, weight, room, out)
+
+    def sum_rows(
+        self,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        room: Tensor,
+        residual: Tensor,
+        norm: Tensor,
+        eps: float,
+        out: Tensor,
+    ) -> None:
+        if bias is None and is_worth_summing(rows, weight, self._clusters):
+            clustered_sum(rows, weight, residual, self._clusters)
+            self.rms_norm(residual, norm, eps, out)
+        else:
+            super().sum_rows(rows, weight, bias, room, residual, norm, eps, out)
 
     def scaled_product(self, rows: Tensor, weight: Tensor, unit: Tensor, scale: Tensor, out: Tensor) -> None:
         if self._may_stream and is_worth_streaming_alone(len(rows), weight):

@@ -1,0 +1,134 @@
+"""Kernels in CUDA C++: compiled by the library that torch brings (NVRTC), launched through the driver. For what Triton's
+languages do not have. Knows no kernel.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headrace.core.errors import RunnerFailed
+
+_MAX_DYNAMIC_SHARED = 8
+_STARTS_EARLY = 6
+_BF16, _SWIZZLE_128, _PROMOTE_128 = 9, 3, 2
+_TYPES = "typedef unsigned short u16;\ntypedef unsigned int u32;\ntypedef unsigned long long u64;\n"
+
+
+class Map(ctypes.Structure):
+    """How the copy engine finds its way in a tensor."""
+
+    _fields_ = (("words", ctypes.c_uint64 * 16),)
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_uint64 * 8))
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("num_attributes", ctypes.c_uint),
+    )
+
+
+def can_compile() -> bool:
+    return _compiler() is not None
+
+
+def tile_map(matrix: Tensor, lines: int, columns: int, count: int | None = None) -> Map:
+    """Of tiles of a matrix in bf16, swizzled in shared memory, whose lines have at most 128 bytes there. Of its lines only
+    the first `count` are written, or more are read than it seems to have."""
+    assert matrix.dtype == torch.bfloat16 and matrix.stride(1) == 1 and matrix.data_ptr() % 16 == 0
+    room = ctypes.create_string_buffer(ctypes.sizeof(Map) + 64)
+    # The driver wants it at 64 bytes.
+    at = -(-ctypes.addressof(room) // 64) * 64
+    sizes = (ctypes.c_uint64 * 2)(matrix.shape[1], matrix.shape[0] if count is None else count)
+    strides = (ctypes.c_uint64 * 1)(matrix.stride(0) * matrix.itemsize)
+    box, steps = (ctypes.c_uint32 * 2)(columns, lines), (ctypes.c_uint32 * 2)(1, 1)
+    where = (ctypes.c_void_p(at), _BF16, 2, ctypes.c_void_p(matrix.data_ptr()))
+    _check(_driver().cuTensorMapEncodeTiled(*where, sizes, strides, box, steps, 0, _SWIZZLE_128, _PROMOTE_128, 0))
+    return Map.from_buffer_copy(ctypes.string_at(at, ctypes.sizeof(Map)))
+
+
+class Kernel:
+    """One function of a source, on the current device."""
+
+    def __init__(self, source: str, name: str, shared_bytes: int, architecture: str) -> None:
+        self._shared_bytes = shared_bytes
+        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        image = compile_source(source, architecture)
+        _check(_driver().cuModuleLoadData(ctypes.byref(self._module), image))
+        _check(_driver().cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()))
+        _check(_driver().cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED, shared_bytes))
+
+    def launch(self, blocks: int, threads: int, arguments: Sequence[Any]) -> None:
+        """On the current stream, early (see `kernels.early`). Arguments are values of ctypes; they are copied."""
+        places = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(value) for value in arguments))
+        early = _Attribute(_STARTS_EARLY, 0, (ctypes.c_uint64 * 8)(1))
+        stream = torch.cuda.current_stream().cuda_stream
+        asked = _Launch((blocks, 1, 1), (threads, 1, 1), self._shared_bytes, stream, ctypes.pointer(early), 1)
+        _check(_driver().cuLaunchKernelEx(ctypes.byref(asked), self._function, places, None))
+
+
+def compile_source(source: str, architecture: str) -> bytes:
+    """For a card of this architecture, `sm_90a` for example."""
+    compiler = _compiler()
+    assert compiler is not None
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    text = (_TYPES + source).encode()
+    asked = (ctypes.c_char_p * 2)(f"--gpu-architecture={architecture}".encode(), b"--std=c++17")
+
+    def read(ask_size: Callable[..., int], ask: Callable[..., int]) -> bytes:
+        ask_size(program, ctypes.byref(size))
+        found = ctypes.create_string_buffer(size.value)
+        ask(program, found)
+        return found.raw
+
+    compiler.nvrtcCreateProgram(ctypes.byref(program), text, b"kernel.cu", 0, None, None)
+    try:
+        if compiler.nvrtcCompileProgram(program, len(asked), asked):
+            said = read(compiler.nvrtcGetProgramLogSize, compiler.nvrtcGetProgramLog)
+            raise RunnerFailed(f"a kernel cannot be compiled: {said.decode(errors='replace').strip()}")
+        return read(compiler.nvrtcGetCUBINSize, compiler.nvrtcGetCUBIN)
+    finally:
+        compiler.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+@cache
+def _compiler() -> ctypes.CDLL | None:
+    """That of torch's own version, which lies in a package beside it, or the system's."""
+    major = (torch.version.cuda or "0").partition(".")[0]
+    beside = Path(torch.__file__).parent.parent / "nvidia"
+    folders = (beside / f"cu{major}" / "lib", beside / "cuda_nvrtc" / "lib")
+    for folder in folders:
+        # It looks for this one by its name alone.
+        for part in folder.glob("libnvrtc-builtins.so.*"):
+            ctypes.CDLL(str(part))
+    name = f"libnvrtc.so.{major}"
+    for place in (*(folder / name for folder in folders), name):
+        try:
+            return ctypes.CDLL(str(place))
+        except OSError:
+            continue
+    return None
+
+
+def _check(result: int) -> None:
+    if result:
+        words = ctypes.c_char_p()
+        _driver().cuGetErrorString(result, ctypes.byref(words))
+        raise RuntimeError(f"the driver: {(words.value or b'unknown error').decode()}")
