@@ -6,6 +6,7 @@ What is submitted together is judged together, by the queue that it finds: its o
 from collections.abc import Iterable
 
 from headrace.core.errors import ContextLengthExceeded, DeadlineUnmeetable, InvalidInput, QueueFull
+from headrace.core.ids import are_below
 from headrace.core.request import Admission, Request, check_sampling, check_times
 from headrace.engine.budget import QUEUE_PART
 from headrace.engine.cost import CostModel
@@ -223,5 +224,5 @@ def _param_of(sequences: list[Sequence]) -> str:
 
 
 def _check_ids(ids: tuple[int, ...], vocab_size: int, param: str) -> None:
-    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+    if not are_below(ids, vocab_size):
         raise InvalidInput(f"{param} holds an id outside the vocabulary of {vocab_size}", param=param)

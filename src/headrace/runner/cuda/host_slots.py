@@ -3,14 +3,12 @@
 Turns a plan's starts and growth into changes of the device's words. Owns no tensor; never waits for the device.
 """
 
-import struct
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.config import EngineConfig
 from headrace.core.errors import MemoryCorrupted
+from headrace.core.ids import largest, packed
 from headrace.core.plan import BoolArray, IntArray, Plan, RowStatus, SlotStart
 from headrace.runner.cuda.slot_words import SlotWords, is_special
 
@@ -102,13 +100,12 @@ class HostSlots:
 
     def _begin(self, start: SlotStart, step: int) -> IntArray:
         slot, config = start.slot, self._config
-        ids = _numbers(start.ids)
+        ids = packed(start.ids)
         if len(start.blocks) > self.words.width or len(ids) > config.context_len + 1:
             raise MemoryCorrupted(
                 f"slot {slot}: {len(ids)} ids in {len(start.blocks)} blocks are more than the context"
             )
-        # As they have no sign then, those below zero are the largest.
-        in_range = len(ids) > 0 and int(ids.view(np.uint64).max()) < config.vocab_size
+        in_range = len(ids) > 0 and largest(ids) < config.vocab_size
         self.failed[slot] = RowStatus.OK if in_range else RowStatus.OUT_OF_RANGE
         # The row of a failed slot runs, is not believed, and must only do no harm.
         self.ids[slot, : len(ids)] = ids if in_range else np.clip(ids, 0, config.vocab_size - 1)
@@ -137,11 +134,6 @@ class HostSlots:
         pairs[:, 0] = self.words.tables_at + slots * np.int32(self.words.width) + places
         pairs[:, 1] = blocks
         return pairs
-
-
-def _numbers(ids: Sequence[int]) -> NDArray[np.int64]:
-    """What `np.array` makes of them, in less than half of its time: a long prompt waits for it."""
-    return np.frombuffer(struct.pack(f"{len(ids)}q", *ids), np.int64)
 
 
 def _stops_from(start: SlotStart) -> int:

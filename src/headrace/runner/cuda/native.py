@@ -16,6 +16,7 @@ from headrace.core.errors import RunnerFailed
 _MAX_DYNAMIC_SHARED = 8
 _STARTS_EARLY = 6
 _BF16, _SWIZZLE_128, _PROMOTE_128 = 9, 3, 2
+_MAJORS = ("13", "12")
 _TYPES = "typedef unsigned short u16;\ntypedef unsigned int u32;\ntypedef unsigned long long u64;\n"
 
 
@@ -110,20 +111,18 @@ def _driver() -> ctypes.CDLL:
 
 @cache
 def _compiler() -> ctypes.CDLL | None:
-    """That of torch's own version, which lies in a package beside it, or the system's."""
-    major = (torch.version.cuda or "0").partition(".")[0]
+    """That of torch's own version, which lies in a package beside it, or the system's. A torch without CUDA takes any."""
     beside = Path(torch.__file__).parent.parent / "nvidia"
-    folders = (beside / f"cu{major}" / "lib", beside / "cuda_nvrtc" / "lib")
-    for folder in folders:
-        # It looks for this one by its name alone.
-        for part in folder.glob("libnvrtc-builtins.so.*"):
-            ctypes.CDLL(str(part))
-    name = f"libnvrtc.so.{major}"
-    for place in (*(folder / name for folder in folders), name):
-        try:
-            return ctypes.CDLL(str(place))
-        except OSError:
-            continue
+    for major in _MAJORS if torch.version.cuda is None else (torch.version.cuda.partition(".")[0],):
+        name, folders = f"libnvrtc.so.{major}", (beside / f"cu{major}" / "lib", beside / "cuda_nvrtc" / "lib")
+        for place in (*(folder / name for folder in folders), Path(name)):
+            try:
+                # It looks for these by their names alone.
+                for part in place.parent.glob("libnvrtc-builtins.so.*"):
+                    ctypes.CDLL(str(part))
+                return ctypes.CDLL(str(place))
+            except OSError:
+                continue
     return None
 
 

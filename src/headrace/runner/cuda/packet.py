@@ -38,6 +38,26 @@ def decode_packet(plan: Plan, layout: Layout, words: IntArray) -> Laid:
     return Laid(layout, order, order[:0], _by_row(order, np.arange(len(order))))
 
 
+def chunk_packet(plan: Plan, slots: HostSlots, choice: LayoutChoice, words: IntArray) -> Laid:
+    """As `mixed_packet` of a step that is one chunk, in half of its time: a prompt that comes alone waits for it."""
+    slot, start, count = int(plan.slots[0]), int(plan.starts[0]), int(plan.counts[0])
+    layout = choice.mixed(0, 1, count, fresh=not start)
+    if slots.prompt_alternatives[slot] >= 0:
+        layout = replace(layout, whole=True)
+    part = _parts(layout, words)
+    _put_chunk(part, slots, 0, slot, start, start + count, 0)
+    _pad_tokens(part, count)
+    _put_tiles(part, choice, plan.counts, plan.starts)
+    samples = bool(plan.samples[0])
+    ones = (("slots", slot, -1), ("ends", start + count, 1), ("offsets", 0, count), ("prior", start, 0))
+    sampled = (("places", count - 1, 0), ("sampled", slot, -1)) if samples else (("places", 0, 0), ("sampled", -1, -1))
+    for name, value, padding in (*ones, *sampled):
+        part[name][0] = value
+        part[name][1:] = padding
+    alone = np.zeros(1, np.intp)
+    return Laid(layout, alone[: int(samples)], alone, alone)
+
+
 def mixed_packet(plan: Plan, slots: HostSlots, choice: LayoutChoice, words: IntArray) -> Laid:
     """Rows, tokens, tiles and samples of any step."""
     fed = slots.fed_by_device(plan)
@@ -62,8 +82,7 @@ def mixed_packet(plan: Plan, slots: HostSlots, choice: LayoutChoice, words: IntA
     described = (column[num_decodes:].tolist() for column in (firsts, row_slots, starts, ends, rows))
     for chunk in zip(*described, strict=True):
         _put_chunk(part, slots, *chunk)
-    for name, padding in (("ids", 0), ("positions", 0), ("owners", -1)):
-        part[name][tokens:] = padding
+    _pad_tokens(part, tokens)
     _head(part["offsets"], np.append(firsts[num_decodes:], tokens), tokens)
     _head(part["prior"], starts[num_decodes:], 0)
     _put_tiles(part, choice, counts[num_decodes:], starts[num_decodes:])
@@ -82,6 +101,11 @@ def _put_chunk(
     part["ids"][held] = slots.ids[slot, start:end]
     part["positions"][held] = np.arange(start, end, dtype=np.int32)
     part["owners"][held] = row
+
+
+def _pad_tokens(part: dict[str, IntArray], tokens: int) -> None:
+    for name, padding in (("ids", 0), ("positions", 0), ("owners", -1)):
+        part[name][tokens:] = padding
 
 
 def _put_tiles(part: dict[str, IntArray], choice: LayoutChoice, counts: IntArray, prior: IntArray) -> None:

@@ -30,7 +30,7 @@ from headrace.runner.cuda.machine import Machine
 from headrace.runner.cuda.memory import DEFAULT_SHARE, plan_blocks, sentences
 from headrace.runner.cuda.odd_rows import OddRows
 from headrace.runner.cuda.ops import Ops
-from headrace.runner.cuda.packet import Laid, decode_packet, mixed_packet, padding_packet, put_changes
+from headrace.runner.cuda.packet import Laid, chunk_packet, decode_packet, mixed_packet, padding_packet, put_changes
 from headrace.runner.cuda.presence import fp8_refusal
 from headrace.runner.cuda.prompt_scores import PromptScores
 from headrace.runner.cuda.shortage import fits
@@ -346,7 +346,8 @@ class CudaRunner:
         total = int(plan.counts.sum())
         if total > choice.max_tokens:
             raise RunnerFailed(f"{total} tokens are more than max_step_tokens, {choice.max_tokens}")
-        return mixed_packet(plan, self._slots, choice, envelope.words)
+        lay_out = chunk_packet if rows == 1 else mixed_packet
+        return lay_out(plan, self._slots, choice, envelope.words)
 
     def _send(self, envelope: Envelope, at: int, changes: IntArray) -> None:
         """All in one copy; where a flood of starts does not fit, its first part goes ahead."""

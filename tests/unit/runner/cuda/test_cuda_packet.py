@@ -13,7 +13,15 @@ from headrace.core.request import SamplingParams
 from headrace.runner.cuda.buckets import bucket_for, row_buckets, token_buckets
 from headrace.runner.cuda.host_slots import HostSlots
 from headrace.runner.cuda.layout import HEADER, Layout, LayoutChoice
-from headrace.runner.cuda.packet import Laid, decode_packet, list_tiles, mixed_packet, padding_packet, put_changes
+from headrace.runner.cuda.packet import (
+    Laid,
+    chunk_packet,
+    decode_packet,
+    list_tiles,
+    mixed_packet,
+    padding_packet,
+    put_changes,
+)
 from headrace.runner.cuda.slot_words import SlotWords, is_special, settings
 from tests.unit.runner.plans import begin, ints, plan
 
@@ -194,6 +202,28 @@ def test_decode_rows_come_first_and_chunks_bring_their_ids(slots: HostSlots) -> 
     assert laid.sampling.tolist() == [4, 2, 1]
     assert laid.chunks.tolist() == [0, 2, 3]
     assert laid.firsts.tolist() == [2, 1, 7, 13, 0]
+
+
+@pytest.mark.parametrize("fresh_tokens", [16, 512])
+def test_a_chunk_alone_is_laid_out_as_among_others(fresh_tokens: int) -> None:
+    config = EngineConfig(slots=6, blocks=600, block_size=4, context_len=2048, vocab_size=5000, max_step_tokens=1024)
+    slots, chance = HostSlots(config), np.random.default_rng(fresh_tokens)
+    choice = LayoutChoice(6, 1024, tile_rows=32, spread=4, fresh_rows=16, fresh_tokens=fresh_tokens)
+    for step in range(60):
+        slot, length = int(chance.integers(6)), int(chance.integers(2, 1500))
+        start = begin(slot, range(length), range(-(-length // 4)))
+        if step % 5 == 0:
+            start = replace(start, sampling=replace(start.sampling, prompt_logprobs=1))
+        slots.update(plan(2 * step, begun=[start]))
+        at = 0 if step % 3 == 0 else int(chance.integers(length - 1))
+        count = min(int(chance.integers(1, 1025)), length - at)
+        made = plan(2 * step + 1, [(slot, at, count, at + count == length)])
+        words = [np.full(9000, 99, np.int32) for _ in range(2)]
+        one, other = chunk_packet(made, slots, choice, words[0]), mixed_packet(made, slots, choice, words[1])
+        assert one.layout == other.layout
+        for name in ("sampling", "chunks", "firsts"):
+            assert getattr(one, name).tolist() == getattr(other, name).tolist()
+        assert (words[0] == words[1]).all()
 
 
 def test_chunks_that_begin_have_tiles_of_their_own(slots: HostSlots) -> None:

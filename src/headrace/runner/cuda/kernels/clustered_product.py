@@ -61,6 +61,10 @@ class ClusteredKind(Struct, frozen=True):
         return (_TALL + self.wide) * _SPAN * 2
 
     @property
+    def shared_bytes(self) -> int:
+        return self.num_stages * self.stage_bytes + _BESIDE
+
+    @property
     def source(self) -> str:
         defined = {
             "WIDE": self.wide,
@@ -183,7 +187,7 @@ def _launch(
 
 @cache
 def _compiled(kind: ClusteredKind, _device: int) -> Kernel:
-    return Kernel(kind.source, "clustered", kind.num_stages * kind.stage_bytes + _BESIDE, "sm_90a")
+    return Kernel(kind.source, "clustered", kind.shared_bytes, "sm_90a")
 
 
 def _multiply(wide: int) -> str:
