@@ -3,7 +3,8 @@ attention at what the card's memory and tensor cores reach: no norms, gates, sam
 
 usage: PYTHONPATH=src python benchmarks/gpu/bounds.py [--shapes 8b] [--loads mixed256,batch64,batch256] [--json PATH]
 Beside each figure that `throughput.py` misses: how much of what is missing lies in the products themselves. Ways are those of
-both libraries and our own streamed one; times are taken in bursts, at clocks that a whole load does not hold.
+both libraries and our own, streamed and by clusters, the latter with the gate or the sum that is joined to them; times are taken
+in bursts, at clocks that a whole load does not hold.
 """
 
 from __future__ import annotations
@@ -30,6 +31,13 @@ from headrace.core.config import EngineConfig
 from headrace.core.plan import Plan
 from headrace.engine.loop import Engine
 from headrace.runner.cuda.buckets import row_buckets, token_buckets
+from headrace.runner.cuda.kernels.clustered_product import (
+    can_cluster,
+    clustered_gate,
+    clustered_sum,
+    gate_width,
+    is_worth_summing,
+)
 from headrace.runner.cuda.kernels.streamed_product import (
     is_worth_streaming,
     is_worth_streaming_alone,
@@ -98,6 +106,18 @@ def _ways(rows: torch.Tensor, weight: torch.Tensor) -> Iterator[Callable[..., No
     if is_worth_streaming(len(rows), (width,), height * width) or is_worth_streaming_alone(len(rows), weight):
         config = streamed_config(len(rows), *weight.shape, gated=False)
         yield lambda read, matrix, out: streamed_product(read, matrix, out, config)
+    clusters = torch.cuda.get_device_properties(rows.device).multi_processor_count // 2
+    if not can_cluster(rows.device):
+        return
+    if wide := gate_width(rows, weight, clusters):
+        yield lambda read, matrix, out: clustered_gate(read, matrix, _narrow(out), wide, clusters)
+    if is_worth_summing(rows, weight, clusters):
+        yield lambda read, matrix, out: clustered_sum(read, matrix, out, clusters)
+
+
+def _narrow(out: torch.Tensor) -> torch.Tensor:
+    """Room for half of its columns."""
+    return out.view(-1)[: out.numel() // 2].view(len(out), -1)
 
 
 def step_s(shape: ModelShape, products: Products, tokens: int, samples: int, positions: int, pairs: int) -> float:

@@ -200,18 +200,23 @@ def open_runner(
     *,
     graphs: bool = False,
     exact: bool = False,
+    clustered: bool = False,
     fp8: bool = False,
     plain: bool = False,
 ) -> CudaRunner:
-    """Under poison: what is nobody's is NaN. `plain`: over the kernels' reference, on the same device."""
+    """Under poison: what is nobody's is NaN. `plain`: over the kernels' reference, on the same device. `clustered`: with all
+    that clusters can make made by them."""
     shape, lane, ops = family.checkpoint.shape, HostLane(), ReferenceOps()
     if device.type == "cuda":
+        from clustered_ops import ClusteredOps
+
         from headrace.runner.cuda.exact_ops import ExactOps
         from headrace.runner.cuda.triton_ops import TritonOps
 
         lane = CudaLane()  # type: ignore[assignment]
         if not plain:
-            ops = (ExactOps if exact else TritonOps)(shape, config.slots, lane.device)  # type: ignore[assignment]
+            kind = ClusteredOps if clustered else ExactOps if exact else TritonOps
+            ops = kind(shape, config.slots, lane.device)  # type: ignore[assignment]
     source = from_checkpoint(family.checkpoint)
     runner = CudaRunner(config, shape, source, ops, lane, fp8=fp8, poison=True, keep_logits=True)
     runner.load()

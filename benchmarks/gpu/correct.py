@@ -28,7 +28,10 @@ SECTIONS = ("logits", "fp8", "streams", "exact", "sampling", "failing", "bits")
 
 def run_sections(family: Family, device: torch.device, only: set[str], *, quick: bool) -> list[dict[str, Any]]:
     sections: dict[str, list[Callable[[], list[dict[str, Any]]]]] = {
-        "logits": [lambda: check_logits(family, device, quick=quick)],
+        "logits": [
+            lambda: check_logits(family, device, quick=quick),
+            lambda: check_logits(family, device, quick=quick, clustered=True) if _may_cluster(device) else [],
+        ],
         "fp8": [] if family.checkpoint.shape.experts else [lambda: check_fp8(family, device, quick=quick)],
         "streams": [lambda: check_streams(family, device, quick=quick)],
         "exact": [
@@ -57,6 +60,14 @@ def run_sections(family: Family, device: torch.device, only: set[str], *, quick:
             print(f"  {time.perf_counter() - since_s:.1f} s", flush=True)
             rows += found
     return rows
+
+
+def _may_cluster(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return False
+    from headrace.runner.cuda.kernels.clustered_product import can_cluster
+
+    return can_cluster(device)
 
 
 def main() -> None:

@@ -15,11 +15,15 @@ LENGTHS = (1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 255, 257, 509, 1000)
 CHUNKS = (1, 7, 16, 33, 100)
 
 
-def check_logits(family: Family, device: torch.device, *, quick: bool, exact: bool = False) -> list[dict[str, Any]]:
-    graphed = play(Desk(open_runner(family, engine_config(family), device, graphs=True, exact=exact)), quick=quick)
+def check_logits(
+    family: Family, device: torch.device, *, quick: bool, exact: bool = False, clustered: bool = False
+) -> list[dict[str, Any]]:
+    runner = open_runner(family, engine_config(family), device, graphs=True, exact=exact, clustered=clustered)
+    graphed = play(Desk(runner), quick=quick)
     rows = [_compare(family, scene, traces) for scene, traces in graphed.items()]
-    if exact:
-        return [row | {"check": f"{row['check']}, row-exact"} for row in rows]
+    if exact or clustered:
+        way = "row-exact" if exact else "by clusters"
+        return [row | {"check": f"{row['check']}, {way}"} for row in rows]
     eager = play(Desk(open_runner(family, engine_config(family), device)), quick=quick)
     for scene, traces in eager.items():
         pairs = list(zip(traces, graphed[scene], strict=True))
