@@ -4,11 +4,18 @@ poisoned, what lies behind the rows is no number, and what lies behind the outpu
 from collections.abc import Callable, Iterator
 
 import torch
-from kernel_rig import BLOCK_SIZE, normal, poisoned, relative_error
+from kernel_rig import normal, poisoned, relative_error, worst_row_error
 from torch import Tensor
 
 from headrace.runner.cuda.kernels import plain
-from headrace.runner.cuda.kernels.clustered_product import can_cluster, clustered_gate, clustered_sum, clustered_turn
+from headrace.runner.cuda.kernels.clustered_product import (
+    GATE_WIDTHS,
+    can_cluster,
+    clustered_gate,
+    clustered_sum,
+    clustered_turn,
+)
+from headrace.runner.cuda.kernels.norms import rms_norm
 
 # bf16 in, bf16 out.
 TOLERANCE = 6e-3
@@ -17,6 +24,8 @@ _BEHIND = 300
 _CLUSTERS = (3, 66)
 # Heads, those of keys, the width of rows, and whether they have norms.
 _HEADS = ((16, 8, 1024, True), (32, 8, 4096, False), (4, 1, 576, True), (2, 2, 64, False))
+# Times that launches which start early are made one behind the other, and layers of them.
+_CHAINS, _LAYERS = 20, 8
 
 
 def clustered_checks() -> Iterator[tuple[str, float, float]]:
@@ -25,7 +34,7 @@ def clustered_checks() -> Iterator[tuple[str, float, float]]:
     for clusters in _CLUSTERS:
         for rows in (1, 63, 128, 129, 256, 257, 1000):
             for height, width in ((3072, 1024), (1000, 576), (104, 64), (3584, 4096)):
-                for wide in (256, 224, 192):
+                for wide in GATE_WIDTHS:
                     error = gate_check(rows, height, width, wide, clusters)
                     yield (
                         f"{rows} rows clustered {height}x{width} gated by {wide}, {clusters} at once",
@@ -38,6 +47,13 @@ def clustered_checks() -> Iterator[tuple[str, float, float]]:
             for heads, kv_heads, width, normed in _HEADS:
                 error = turn_check(rows, heads, kv_heads, width, clusters, normed=normed)
                 yield f"{rows} rows clustered {heads}/{kv_heads} turned {width}, {clusters} at once", error, TOLERANCE
+    for rows, hidden, inner in ((300, 256, 1024), (1000, 1024, 3072), (256, 4096, 3584)):
+        for wide in GATE_WIDTHS:
+            yield (
+                f"{rows} rows clustered {hidden}x{inner} by {wide}, chained",
+                chain_check(rows, hidden, inner, wide),
+                0.0,
+            )
 
 
 def _ahead(rows: Tensor) -> Tensor:
@@ -60,33 +76,41 @@ def _into(before: Tensor, fill: Callable[[Tensor], object]) -> Tensor:
 def gate_check(rows: int, height: int, width: int, wide: int, clusters: int) -> float:
     x, weight = normal(rows, width), normal(2 * height, width) * 0.05
     out = _into(poisoned(rows, height), lambda out: clustered_gate(_ahead(x), weight, out, wide, clusters))
-    return relative_error(out, plain.silu_mul(x.double() @ weight.double().t()))
+    return worst_row_error(out, plain.silu_mul(x.double() @ weight.double().t()))
 
 
 def sum_check(rows: int, height: int, width: int, clusters: int) -> float:
     x, weight, before = normal(rows, width), normal(height, width) * 0.05, normal(rows, height)
     out = _into(before, lambda out: clustered_sum(_ahead(x), weight, out, clusters))
-    return relative_error(out, before.double() + x.double() @ weight.double().t())
+    return worst_row_error(out, before.double() + x.double() @ weight.double().t())
 
 
 def turn_check(rows: int, heads: int, kv_heads: int, width: int, clusters: int, *, normed: bool) -> float:
-    dim, positions = 128, torch.randint(0, 3000, (rows,), device="cuda", dtype=torch.int32)
+    """Pages of 16 or 32; one row of many has no cell."""
+    dim, page = 128, 16 + 16 * (rows % 2)
+    positions = torch.randint(0, 3000, (rows,), device="cuda", dtype=torch.int32)
     x, weight = normal(rows, width), normal((heads + 2 * kv_heads) * dim, width) * 0.05
-    blocks = rows // BLOCK_SIZE + 4
-    cells = torch.randperm(blocks * BLOCK_SIZE, device="cuda")[:rows]
-    cells[rows // 2] = -1
+    blocks = rows // page + 4
+    cells = torch.randperm(blocks * page, device="cuda")[:rows]
+    if rows > 1:
+        cells[rows // 2] = -1
     angles = torch.rand(3000, dim // 2, device="cuda") * 6
     q_norm, k_norm = (normal(dim), normal(dim)) if normed else (None, None)
     tables = (angles.cos(), angles.sin(), q_norm, k_norm, 1e-6)
-    keys, values = poisoned(blocks, kv_heads, BLOCK_SIZE, dim), poisoned(blocks, kv_heads, BLOCK_SIZE, dim)
-    queries = poisoned(rows, heads, dim)
+    keys, values = poisoned(blocks, kv_heads, page, dim), poisoned(blocks, kv_heads, page, dim)
+    asked = []
 
     def fill(qkv: Tensor) -> None:
-        clustered_turn(_ahead(x), weight, qkv, positions, cells, *tables, queries, keys, values, clusters)
+        def ask(queries: Tensor) -> None:
+            turned = queries.view(rows, heads, dim)
+            clustered_turn(_ahead(x), weight, qkv, positions, cells, *tables, turned, keys, values, clusters)
+
+        asked.append(_into(poisoned(rows, heads * dim), ask))
 
     qkv = _into(poisoned(rows, len(weight)), fill).view(rows, -1, dim)
     q, k, v = plain.rotary(x.double() @ weight.double().t(), positions, *tables, heads, kv_heads)
-    errors = [relative_error(queries, q), relative_error(qkv[:, heads:], torch.cat((k, v), 1))]
+    errors = [worst_row_error(asked[0].view(rows, heads, dim), q)]
+    errors.append(worst_row_error(qkv[:, heads:], torch.cat((k, v), 1)))
     for got, kept in ((keys, k), (values, v)):
         want = torch.full(got.shape, torch.nan, dtype=torch.float64, device="cuda")
         plain.put(want, cells, kept)
@@ -94,3 +118,38 @@ def turn_check(rows: int, heads: int, kv_heads: int, width: int, clusters: int, 
             return torch.nan
         errors.append(relative_error(got.nan_to_num(), want.nan_to_num()))
     return max(errors)
+
+
+def chain_check(rows: int, hidden: int, inner: int, wide: int) -> float:
+    """Layers of norm, gate and sum, each launched while the one before ends, in a graph: the same bits as where each waits until
+    nothing runs. 0, or NaN."""
+    norm = normal(hidden)
+    ups = [normal(2 * inner, hidden) * 0.05 for _ in range(_LAYERS)]
+    downs = [normal(hidden, inner) * 0.02 for _ in range(_LAYERS)]
+    residual, normed, between = normal(rows, hidden), poisoned(rows, hidden), poisoned(rows, inner)
+
+    def run(settle: Callable[[], object]) -> None:
+        for up, down in zip(ups, downs, strict=True):
+            rms_norm(residual, norm, 1e-5, normed)
+            settle()
+            clustered_gate(normed, up, between, wide, 66)
+            settle()
+            clustered_sum(between, down, residual, 66)
+            settle()
+
+    run(torch.cuda.synchronize)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run(lambda: None)
+    for _ in range(_CHAINS):
+        start = normal(rows, hidden)
+        residual.copy_(start)
+        run(torch.cuda.synchronize)
+        want = residual.clone()
+        residual.copy_(start)
+        between.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        if not torch.equal(residual, want):
+            return torch.nan
+    return 0.0

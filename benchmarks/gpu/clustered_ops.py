@@ -3,13 +3,16 @@ many alone is compared with transformers at all lengths."""
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from headrace.runner.cuda.kernels.clustered_product import clustered_gate, clustered_sum, clustered_turn
+from headrace.runner.cuda.kernels.clustered_product import (
+    GATE_WIDTHS,
+    WIDE,
+    clustered_gate,
+    clustered_sum,
+    clustered_turn,
+)
 from headrace.runner.cuda.triton_ops import TritonOps
-
-_WIDTHS = (256, 224, 192)
 
 
 class ClusteredOps(TritonOps):
@@ -20,11 +23,10 @@ class ClusteredOps(TritonOps):
         return False
 
     def gate_rows(self, rows: Tensor, weight: Tensor, room: Tensor, out: Tensor) -> None:
-        room.fill_(torch.nan)
-        clustered_gate(rows, weight, out, _WIDTHS[len(rows) % 3], self._clusters)
+        clustered_gate(rows, weight, out, GATE_WIDTHS[len(rows) % 3], self._clusters)
 
     def turn_rows(self, rows: Tensor, weight: Tensor, bias: Tensor | None, *turn: Any, in_place: bool) -> None:
-        if bias is not None or turn[8].shape[2] != 128 or len(weight) % 256:
+        if bias is not None or turn[8].shape[2] != 128 or len(weight) % WIDE:
             super().turn_rows(rows, weight, bias, *turn, in_place=in_place)
         else:
             clustered_turn(rows, weight, *turn, self._clusters)
@@ -32,9 +34,8 @@ class ClusteredOps(TritonOps):
     def sum_rows(
         self, rows: Tensor, weight: Tensor, bias: Tensor | None, room: Tensor, residual: Tensor, *norm: Any
     ) -> None:
-        if bias is not None or len(weight) % 256:
+        if bias is not None or len(weight) % WIDE:
             super().sum_rows(rows, weight, bias, room, residual, *norm)
         else:
-            room.fill_(torch.nan)
             clustered_sum(rows, weight, residual, self._clusters)
             self.rms_norm(residual, *norm)

@@ -11,7 +11,7 @@ _LONG = 64
 
 
 def packed(ids: Sequence[int]) -> NDArray[np.int64]:
-    """What `np.array` makes of them, in less than half of its time. `struct.error` where one has more than 64 bits."""
+    """What `np.array` makes of them, in less than half of its time. `struct.error` where one is no integer of 64 bits."""
     return np.frombuffer(struct.pack(f"{len(ids)}q", *ids), np.int64)
 
 

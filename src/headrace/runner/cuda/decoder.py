@@ -308,7 +308,7 @@ class Decoder:
             )
 
     def _turn_product(self, index: int, layer: LayerWeights, step: StepViews, inputs: StepInputs) -> None:
-        """From `normed` to `queries` and cells, and to `qkv` where chunks find their keys there."""
+        """From `normed` to `queries`, cells and `qkv`, where chunks that begin find their keys and values."""
         space, tokens = self._space, step.layout.num_tokens
         self._ops.turn_rows(
             space.normed[:tokens],

@@ -12,7 +12,9 @@ import torch
 # Where the order of a sum is decided: kernels, how they are chosen, what is computed between them, by how many rows.
 _SOURCES = (
     "triton_ops.py",
+    "parted_ops.py",
     "exact_ops.py",
+    "native.py",
     "products.py",
     "decoder.py",
     "fp8_decoder.py",
@@ -41,7 +43,7 @@ def fingerprint(
 def kernels_version() -> str:
     """A hash of the sources, so that nobody has to remember to count."""
     package = files("headrace.runner.cuda")
-    kernels = sorted(entry.name for entry in (package / "kernels").iterdir() if entry.name.endswith(".py"))
+    kernels = sorted(entry.name for entry in (package / "kernels").iterdir() if entry.name.endswith((".py", ".cu")))
     found = hashlib.sha256()
     for place in (*(package / name for name in _SOURCES), *(package / "kernels" / name for name in kernels)):
         data = place.read_bytes()

@@ -41,8 +41,27 @@ class _Launch(ctypes.Structure):
     )
 
 
-def can_compile() -> bool:
-    return _compiler() is not None
+@cache
+def can_run(architecture: str) -> bool:
+    """Whether a kernel can be compiled and loaded here, on a card of this architecture."""
+    if _compiler() is None:
+        return False
+    # The driver needs a context, which memory brings.
+    torch.empty(1, device="cuda")
+    try:
+        Kernel('extern "C" __global__ void nothing() {}', "nothing", 0, architecture)
+    except (RunnerFailed, RuntimeError):
+        return False
+    return True
+
+
+def compiler_version() -> str:
+    """Major and minor; empty where there is no compiler."""
+    compiler, numbers = _compiler(), (ctypes.c_int(), ctypes.c_int())
+    if compiler is None:
+        return ""
+    _check_compiler(compiler.nvrtcVersion(*map(ctypes.byref, numbers)))
+    return ".".join(str(number.value) for number in numbers)
 
 
 def tile_map(matrix: Tensor, lines: int, columns: int, count: int | None = None) -> Map:
@@ -69,7 +88,8 @@ class Kernel:
         image = compile_source(source, architecture)
         _check(_driver().cuModuleLoadData(ctypes.byref(self._module), image))
         _check(_driver().cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()))
-        _check(_driver().cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED, shared_bytes))
+        if shared_bytes:
+            _check(_driver().cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED, shared_bytes))
 
     def launch(self, blocks: int, threads: int, arguments: Sequence[Any]) -> None:
         """On the current stream, early (see `kernels.early`). Arguments are values of ctypes; they are copied."""
@@ -83,18 +103,19 @@ class Kernel:
 def compile_source(source: str, architecture: str) -> bytes:
     """For a card of this architecture, `sm_90a` for example."""
     compiler = _compiler()
-    assert compiler is not None
+    if compiler is None:
+        raise RunnerFailed("a kernel cannot be compiled: there is no libnvrtc beside torch, and the system has none")
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     text = (_TYPES + source).encode()
     asked = (ctypes.c_char_p * 2)(f"--gpu-architecture={architecture}".encode(), b"--std=c++17")
 
     def read(ask_size: Callable[..., int], ask: Callable[..., int]) -> bytes:
-        ask_size(program, ctypes.byref(size))
+        _check_compiler(ask_size(program, ctypes.byref(size)))
         found = ctypes.create_string_buffer(size.value)
-        ask(program, found)
+        _check_compiler(ask(program, found))
         return found.raw
 
-    compiler.nvrtcCreateProgram(ctypes.byref(program), text, b"kernel.cu", 0, None, None)
+    _check_compiler(compiler.nvrtcCreateProgram(ctypes.byref(program), text, b"kernel.cu", 0, None, None))
     try:
         if compiler.nvrtcCompileProgram(program, len(asked), asked):
             said = read(compiler.nvrtcGetProgramLogSize, compiler.nvrtcGetProgramLog)
@@ -114,16 +135,23 @@ def _compiler() -> ctypes.CDLL | None:
     """That of torch's own version, which lies in a package beside it, or the system's. A torch without CUDA takes any."""
     beside = Path(torch.__file__).parent.parent / "nvidia"
     for major in _MAJORS if torch.version.cuda is None else (torch.version.cuda.partition(".")[0],):
-        name, folders = f"libnvrtc.so.{major}", (beside / f"cu{major}" / "lib", beside / "cuda_nvrtc" / "lib")
-        for place in (*(folder / name for folder in folders), Path(name)):
-            try:
+        name = f"libnvrtc.so.{major}"
+        for folder in (beside / f"cu{major}" / "lib", beside / "cuda_nvrtc" / "lib"):
+            if (folder / name).exists():
                 # It looks for these by their names alone.
-                for part in place.parent.glob("libnvrtc-builtins.so.*"):
+                for part in folder.glob("libnvrtc-builtins.so.*"):
                     ctypes.CDLL(str(part))
-                return ctypes.CDLL(str(place))
-            except OSError:
-                continue
+                return ctypes.CDLL(str(folder / name))
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
     return None
+
+
+def _check_compiler(result: int) -> None:
+    if result:
+        raise RunnerFailed(f"a kernel cannot be compiled: NVRTC says {result}")
 
 
 def _check(result: int) -> None:

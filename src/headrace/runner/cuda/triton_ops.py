@@ -66,6 +66,7 @@ from headrace.runner.cuda.kernels.streamed_product import (
 )
 from headrace.runner.cuda.kernels.turned_attention import turned_attention
 from headrace.runner.cuda.layout import MOST_ROUNDS, Layout
+from headrace.runner.cuda.native import compiler_version
 from headrace.runner.cuda.odd_space import RuledRows, ScoredRows
 from headrace.runner.cuda.parted_ops import PartedOps
 from headrace.runner.cuda.products import fastest_product, scaled_product
@@ -123,7 +124,7 @@ class TritonOps(PartedOps):
 
     @property
     def name(self) -> str:
-        return "triton"
+        return f"triton, clusters by NVRTC {compiler_version()}" if self._clusters else "triton"
 
     @property
     def row_exact(self) -> bool:

@@ -153,13 +153,16 @@ def test_another_compiler_has_another_fingerprint(monkeypatch: pytest.MonkeyPatc
     assert len(names) == 2
 
 
-def test_the_version_of_kernels_is_that_of_their_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ["kernels/norms.py", "kernels/clustered_product.cu", "native.py", "parted_ops.py"])
+def test_the_version_of_kernels_is_that_of_their_sources(
+    source: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     copy = tmp_path / "cuda"
     shutil.copytree(Path(presence.__file__).parent, copy)
     before = kernels_version()
     monkeypatch.setattr("headrace.runner.cuda.fingerprint.files", lambda name: copy)
     assert kernels_version() == before
-    with (copy / "kernels" / "norms.py").open("a") as file:
+    with (copy / source).open("a") as file:
         file.write("\n")
     assert kernels_version() != before
 

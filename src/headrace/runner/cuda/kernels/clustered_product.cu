@@ -99,9 +99,13 @@ __device__ __forceinline__ u64 described(u32 at) {
   return (u64)((at & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
 }
 
-__device__ __forceinline__ void meet(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
+__device__ __forceinline__ void meet(int group) {
+  __syncwarp();
+  asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+}
 
 __device__ __forceinline__ void meet_cluster() {
+  __syncwarp();
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
@@ -137,9 +141,10 @@ __device__ __forceinline__ void stage(u32 panel, int warp, int lane, Value value
   }
 }
 
-// Until the panel that was written before the last one may be filled again; then, filled by all, until it may be written.
+// Until the next panel may be filled again. By turns it is the one written before the last; where a tile fills a single one,
+// it is always the same. Then, filled by all, until it may be written.
 __device__ __forceinline__ void await_panel(int group, bool leads) {
-  if (leads) asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
+  if (leads) asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(WRITTEN / SPAN % 2 ? 0 : 1) : "memory");
   meet(group);
 }
 
@@ -328,6 +333,9 @@ clustered(const __grid_constant__ Map rows_map, const __grid_constant__ Map line
       if (first_head < turns.heads + turns.kv_heads) read(angles, turns, positions, lane);
 #endif
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      // Nothing that reads them may be moved before this.
+#pragma unroll
+      for (int i = 0; i < WIDE / 2; i++) asm volatile("" : "+f"(x[i])::"memory");
       if (threadIdx.x % 128 < 2) arrive(free + 8 * last, threadIdx.x % 128);
 #if TURNED
 #pragma unroll

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from headrace.runner.cuda.kernels.early import capability
 from headrace.runner.cuda.kernels.fused_product import filled
-from headrace.runner.cuda.native import Kernel, can_compile, tile_map
+from headrace.runner.cuda.native import Kernel, can_run, tile_map
 from headrace.runner.cuda.products import LARGE, note
 
+_ARCHITECTURE = "sm_90a"
 _THREADS = 384
 # Lines of a tile: of any product, and of gated ones, whose tiles may fill a card better so.
-_WIDE = 256
-_GATE_WIDTHS = (_WIDE, 224, 192)
+WIDE = 256
+GATE_WIDTHS = (WIDE, 224, 192)
 # What a round of tiles costs beside its lines, in lines; and which part of what is computed must be asked for, to be faster
 # than the library and another launch, for most products and for heads of large matrices (measured on an H200).
 _ROUND = 128
@@ -80,29 +81,29 @@ class ClusteredKind(Struct, frozen=True):
 
 
 def can_cluster(device: torch.device) -> bool:
-    return device.type == "cuda" and capability(device) == (9, 0) and can_compile()
+    return device.type == "cuda" and capability(device) == (9, 0) and can_run(_ARCHITECTURE)
 
 
 def gate_width(rows: Tensor, weight: Tensor, clusters: int) -> int:
     """Lines of a tile for `clustered_gate`, gates and others; 0 where it is not worth it."""
     if not _fits(rows, weight, clusters) or len(weight) % 16:
         return 0
-    best = min(_GATE_WIDTHS, key=lambda wide: _rounds(rows, weight, wide, clusters) * (wide + _ROUND))
+    best = min(GATE_WIDTHS, key=lambda wide: _rounds(rows, weight, wide, clusters) * (wide + _ROUND))
     return best if _useful(rows, weight, best, clusters) >= _USEFUL else 0
 
 
 def is_worth_turning(rows: Tensor, weight: Tensor, queries: Tensor, clusters: int) -> bool:
     """Whether `clustered_turn` is."""
-    if not _fits(rows, weight, clusters) or queries.shape[2] != _DIM or len(weight) % _WIDE:
+    if not _fits(rows, weight, clusters) or queries.shape[2] != _DIM or len(weight) % WIDE:
         return False
-    return _useful(rows, weight, _WIDE, clusters) >= (_USEFUL if weight.numel() < LARGE else _LARGE_USEFUL)
+    return _useful(rows, weight, WIDE, clusters) >= (_USEFUL if weight.numel() < LARGE else _LARGE_USEFUL)
 
 
 def is_worth_summing(rows: Tensor, weight: Tensor, clusters: int) -> bool:
     """Whether `clustered_sum` is."""
-    if not _fits(rows, weight, clusters) or len(rows) < _LEAST_SUMS or len(weight) % _WIDE:
+    if not _fits(rows, weight, clusters) or len(rows) < _LEAST_SUMS or len(weight) % WIDE:
         return False
-    return _useful(rows, weight, _WIDE, clusters) >= _USEFUL
+    return _useful(rows, weight, WIDE, clusters) >= _USEFUL
 
 
 def _fits(rows: Tensor, weight: Tensor, clusters: int) -> bool:
@@ -128,10 +129,11 @@ def clustered_gate(rows: Tensor, weight: Tensor, out: Tensor, wide: int, cluster
 
 def clustered_sum(rows: Tensor, weight: Tensor, residual: Tensor, clusters: int) -> None:
     """`residual` [n, height] += the product of `rows` [n, width] and `weight` [height, width], once it is rounded."""
-    assert weight.shape == (residual.shape[1], rows.shape[1]) and not len(weight) % _WIDE
-    kind = ClusteredKind(_WIDE)
+    assert weight.shape == (residual.shape[1], rows.shape[1]) and not len(weight) % WIDE
+    assert len(residual) == len(rows)
+    kind = ClusteredKind(WIDE)
     if not note((kind, rows.shape, weight.shape), partial(clustered_sum, rows, weight, residual, clusters)):
-        _launch(kind, rows, weight, residual, len(weight) // _WIDE, clusters)
+        _launch(kind, rows, weight, residual, len(weight) // WIDE, clusters)
 
 
 def clustered_turn(
@@ -153,15 +155,16 @@ def clustered_turn(
     """The product of `rows` and `weight`, and `rotary_write` of it: keys and values are left in `qkv`, queries are not."""
     count, heads, _ = queries.shape
     kv_heads, page = keys.shape[1:3]
-    assert len(weight) == (heads + 2 * kv_heads) * _DIM and not len(weight) % _WIDE and keys.is_contiguous()
-    kind = ClusteredKind(_WIDE, page=page, normed=q_norm is not None)
+    assert len(weight) == (heads + 2 * kv_heads) * _DIM and not len(weight) % WIDE
+    assert keys.is_contiguous() and values.is_contiguous() and (q_norm is None) == (k_norm is None)
+    kind = ClusteredKind(WIDE, page=page, normed=q_norm is not None)
     asked = (rows, weight, qkv, positions, cells, cosines, sines, q_norm, k_norm, eps, queries, keys, values, clusters)
     if note((kind, rows.shape, weight.shape), partial(clustered_turn, *asked)):
         return
     norms = (None, None) if q_norm is None or k_norm is None else (q_norm.data_ptr(), k_norm.data_ptr())
     places = (part.data_ptr() for part in (positions, cells, cosines, sines))
     turn = _Turn(*places, *norms, keys.data_ptr(), values.data_ptr(), eps, heads, kv_heads)
-    _launch(kind, rows, weight, qkv, len(weight) // _WIDE, clusters, queries.view(count, -1), turn)
+    _launch(kind, rows, weight, qkv, len(weight) // WIDE, clusters, queries.view(count, -1), turn)
 
 
 def _launch(
@@ -187,7 +190,7 @@ def _launch(
 
 @cache
 def _compiled(kind: ClusteredKind, _device: int) -> Kernel:
-    return Kernel(kind.source, "clustered", kind.shared_bytes, "sm_90a")
+    return Kernel(kind.source, "clustered", kind.shared_bytes, _ARCHITECTURE)
 
 
 def _multiply(wide: int) -> str:

@@ -37,6 +37,7 @@ KINDS = [
     ClusteredKind(256),
     ClusteredKind(256, page=16),
     ClusteredKind(256, page=16, normed=True),
+    ClusteredKind(256, page=32, normed=True),
 ]
 
 
@@ -154,6 +155,7 @@ def test_few_rows_biases_and_exact_rows_do_not(
     for name in ("product", "silu_mul", "add_rms_norm", "rotary_write"):
         monkeypatch.setattr(ops, name, lambda *_, name=name, **__: seen.append(name))
     made, rows = ops(SHAPE, 4, torch.device("cpu")), shown(many, 1024)
+    assert ("NVRTC" in made.name) == (ops is TritonOps)
     made.gate_rows(rows, shown(6144, 1024), shown(many, 6144), shown(many, 3072))
     made.sum_rows(shown(many, 3072), shown(1024, 3072), None, rows, rows, shown(1024), 1e-6, rows)
     made.turn_rows(rows, shown(4096, 1024), None, shown(many, 4096), *turn_of(many), in_place=True)
