@@ -1,4 +1,5 @@
-"""The default model over HTTP: what serving costs beside the engine alone, and first tokens at 60 % of capacity.
+"""The default model over HTTP: what serving costs beside the engine alone, and first tokens at 60 % of capacity. Only what was
+measured while the host left the processors to us counts; the first that did, however it came out.
 
 Run from the repository's root: .venv/bin/python benchmarks/serve_model.py [--requests 16 --pairs 3]
 """
@@ -7,13 +8,19 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
+from math import inf
 from statistics import median
 
-from serve_rig import HEADRACE, load, ms, say, server, verdict
+from serve_rig import HEADRACE, load, ms, quiet_rounds, say, server, verdict
 
 PROMPT, OUTPUT = 64, 64
 # A short question in a chat; the template adds its own, which all of them share.
 QUESTION = 24
+TOO_FEW = "too few rounds were quiet"
+# Of first tokens, until one was quiet.
+MOST_TRIES = 4
 CONFIG = '[[models]]\nname = "default"\nsource = "default"\n'
 
 
@@ -33,25 +40,37 @@ def served_speed(requests: int, seed: int) -> float:
     return float(run["overall"]["output_tokens_per_s"])
 
 
-def main(requests: int, pairs: int, seconds: float) -> int:
-    alone, served = [], []
-    for pair in range(pairs):
-        for http in (False, True) if pair % 2 == 0 else (True, False):
-            speed = served_speed(requests, pair) if http else engine_speed(requests)
-            (served if http else alone).append(speed)
-            say(f"pair {pair + 1}, {'over HTTP' if http else 'engine alone'}: output tokens/s", f"{speed:,.1f}")
-    ratio = median(served) / median(alone)
-    met = [verdict(ratio >= 0.9, f"over HTTP {ratio:.1%} of the engine's output tokens/s", "90 %")]
+def first_tokens(requests: int, seconds: float) -> dict[str, float]:
+    """At 60 % of what the same server can do."""
     with server(CONFIG) as one:
         flags = ("--prompt", str(QUESTION), "--output", str(OUTPUT))
         load(one.url, one.key, *flags, "--together", "1", "--seed", "1000")
         full = load(one.url, one.key, *flags, "--together", str(requests), "--seed", "1001")["runs"][0]
         rate = 0.6 * float(full["overall"]["output_tokens_per_s"]) / OUTPUT
         flags = (*flags, "--duration", str(seconds), "--warmup", "10")
-        run = load(one.url, one.key, *flags, "--rate", str(rate), "--slo", "ttft=0.5,itl=0.5")["runs"][0]
-    p95_s = run["overall"]["ttft_s"]["p95"]
-    say(f"goodput at {rate:.2f} requests/s", f"{run['overall']['good_share']:.1%}")
-    met.append(verdict(p95_s < 0.5, f"TTFT p95 at 60 % of capacity: {ms(p95_s)}", "500 ms"))
+        run = load(one.url, one.key, *flags, "--rate", str(rate), "--slo", "ttft=0.5,itl=0.5")["runs"][0]["overall"]
+    p95_s = float(run["ttft_s"]["p95"])
+    say(f"at {rate:.2f} requests/s: goodput, TTFT p95", f"{run['good_share']:.1%}, {ms(p95_s)}")
+    return {"rate": rate, "p95_s": p95_s}
+
+
+def main(requests: int, pairs: int, seconds: float) -> int:
+    def legs(pair: int) -> dict[str, Callable[[], float]]:
+        both = {"over HTTP": partial(served_speed, requests, pair), "engine alone": partial(engine_speed, requests)}
+        return both if pair % 2 else dict(reversed(both.items()))
+
+    quiet, disturbed = quiet_rounds(legs, pairs, 2 * pairs)
+    for kind, rounds in (("quiet", quiet), ("disturbed", disturbed)):
+        for one in rounds:
+            speeds = (f"{name} {one[name]:,.1f}" for name in ("engine alone", "over HTTP"))
+            say(f"output tokens/s, {kind} ({one['stolen']:.1%} stolen)", ", ".join(speeds))
+    ratio = median(one["over HTTP"] for one in quiet) / median(one["engine alone"] for one in quiet) if quiet else 0.0
+    told = f"over HTTP {ratio:.1%} of the engine's output tokens/s" if len(quiet) == pairs else TOO_FEW
+    met = [verdict(ratio >= 0.9 and len(quiet) == pairs, told, "90 %")]
+    quiet, _ = quiet_rounds(lambda _: {"paced": partial(first_tokens, requests, seconds)}, 1, MOST_TRIES)
+    p95_s = quiet[0]["paced"]["p95_s"] if quiet else inf
+    told = f"TTFT p95 at 60 % of capacity: {ms(p95_s)}" if quiet else TOO_FEW
+    met.append(verdict(p95_s < 0.5, told, "500 ms"))
     return 0 if all(met) else 1
 
 
