@@ -2,9 +2,13 @@
 
 Owns fusing (Q, K and V; gate and up), folding (norms, rotation) and which dtype each matrix gets. Arrays are
 dropped as soon as their layer is packed. Knows Hugging Face's names; knows neither plans nor memory limits.
+Threads pack: kernels' own forms of a matrix are made by one thread each, and take most of the time on some processors.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import BoundedSemaphore, Lock
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +30,9 @@ from headrace.weights.layout import tensor_dims
 from headrace.weights.shape import ExpertShape, ModelShape
 
 _LAYER = "model.layers."
+# That pack; so many layers and one more are in memory as they were read.
+_THREADS = 2
+Packed = TypeVar("Packed")
 
 # Planes of (activations, weights) by role: 8 and 7 bits, or 15 and 14 where SmolLM2 needs them to choose the same token as
 # fp32 at 97 positions of 100 (int8) or 93 (int4). In int4 only head and router have weight planes, the rest has
@@ -94,7 +101,7 @@ def _role_sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
 
 
 class Packer:
-    """Takes tensors in any order; `finish` returns the weights or says what is missing."""
+    """Takes tensors in any order; `finish` returns the weights or says what is missing. Then it is closed."""
 
     def __init__(self, shape: ModelShape, recipe: Recipe, max_rows: int) -> None:
         self._shape = shape
@@ -102,8 +109,11 @@ class Packer:
         self._max_rows = max_rows
         self._dims = tensor_dims(shape)
         self._waiting: dict[str, Tensor] = {}
-        self._layers: dict[int, Layer] = {}
+        self._layers: dict[int, Future[Layer]] = {}
         self._planes: dict[tuple[int, int], RowPlanes] = {}
+        self._planes_lock = Lock()
+        self._pool = ThreadPoolExecutor(_THREADS, "pack")
+        self._room = BoundedSemaphore(_THREADS + 1)
         self._rotated = recipe.dtype == "int8"
         self._residual = Rotation(shape.hidden_size)
         self._value = Rotation(shape.head_dim)
@@ -124,6 +134,9 @@ class Packer:
             if name.startswith(_LAYER):
                 self._pack_if_whole(_layer_of(name), name.split(".", 3)[3])
 
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
     def finish(self) -> DecoderWeights:
         missing = [index for index in range(self._shape.num_layers) if index not in self._layers]
         for name in self._dims:
@@ -134,17 +147,31 @@ class Packer:
         embeddings = self._waiting.pop("model.embed_tokens.weight")
         norm = Norm(self._waiting.pop("model.norm.weight"), self._shape.rms_eps)
         tied = self._shape.tied_embeddings
-        head = self._pack(embeddings if tied else self._waiting.pop("lm_head.weight"), "head", norm=norm)
+        lines = embeddings if tied else self._waiting.pop("lm_head.weight")
+        head = self._begin(lambda: self._pack(lines, "head", norm=norm))
         if self._rotated:
             embeddings = self._residual.turn_inputs(embeddings)
-        return DecoderWeights(embeddings, tuple(self._layers[index] for index in sorted(self._layers)), head)
+        layers = tuple(self._layers[index].result() for index in sorted(self._layers))
+        return DecoderWeights(embeddings, layers, head.result())
+
+    def _begin(self, pack: Callable[[], Packed]) -> "Future[Packed]":
+        """In one of the threads, once there is room for what it packs. A thread is in nobody's mode but its own."""
+
+        def run() -> Packed:
+            with torch.inference_mode():
+                return pack()
+
+        self._room.acquire()
+        begun = self._pool.submit(run)
+        begun.add_done_callback(lambda _: self._room.release())
+        return begun
 
     def _pack_if_whole(self, index: int, came: str) -> None:
         self._missing[index].discard(came)
         if not self._missing[index]:
             names = {name: f"{_LAYER}{index}.{name}" for name in self._layer_names[index]}
             tensors = {short: self._waiting.pop(name) for short, name in names.items()}
-            self._layers[index] = self._pack_layer(tensors, self._shape.experts_of(index))
+            self._layers[index] = self._begin(lambda: self._pack_layer(tensors, self._shape.experts_of(index)))
 
     def _pack_layer(self, tensors: dict[str, Tensor], experts: ExpertShape | None) -> Layer:
         shape = self._shape
@@ -228,9 +255,10 @@ class Packer:
 
     def _planes_of(self, width: int, planes: int) -> RowPlanes:
         key = (width, planes)
-        if key not in self._planes:
-            self._planes[key] = RowPlanes(self._max_rows, width, planes)
-        return self._planes[key]
+        with self._planes_lock:
+            if key not in self._planes:
+                self._planes[key] = RowPlanes(self._max_rows, width, planes)
+            return self._planes[key]
 
 
 def _layer_of(name: str) -> int:

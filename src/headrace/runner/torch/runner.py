@@ -150,8 +150,8 @@ class TorchRunner:
         return plan
 
     def _load_weights(self) -> None:
-        with torch.inference_mode():
-            packer = Packer(self._shape, self.recipe, self._config.max_step_tokens)
+        packer = Packer(self._shape, self.recipe, self._config.max_step_tokens)
+        with torch.inference_mode(), closing(packer):
             with closing(ReadAhead(self._checkpoint.tensors(self._progress))) as tensors:
                 packer.take(tensors)
             self._weights = packer.finish()
