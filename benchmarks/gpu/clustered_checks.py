@@ -16,6 +16,7 @@ from headrace.runner.cuda.kernels.clustered_product import (
     clustered_turn,
 )
 from headrace.runner.cuda.kernels.norms import rms_norm
+from headrace.runner.cuda.ops import Turn
 
 # bf16 in, bf16 out.
 TOLERANCE = 6e-3
@@ -102,8 +103,8 @@ def turn_check(rows: int, heads: int, kv_heads: int, width: int, clusters: int, 
 
     def fill(qkv: Tensor) -> None:
         def ask(queries: Tensor) -> None:
-            turned = queries.view(rows, heads, dim)
-            clustered_turn(_ahead(x), weight, qkv, positions, cells, *tables, turned, keys, values, clusters)
+            turn = Turn(positions, cells, *tables, queries.view(rows, heads, dim), keys, values)
+            clustered_turn(_ahead(x), weight, qkv, turn, clusters)
 
         asked.append(_into(poisoned(rows, heads * dim), ask))
 

@@ -12,6 +12,7 @@ from headrace.runner.cuda.kernels.clustered_product import (
     clustered_sum,
     clustered_turn,
 )
+from headrace.runner.cuda.ops import Turn
 from headrace.runner.cuda.triton_ops import TritonOps
 
 
@@ -25,11 +26,13 @@ class ClusteredOps(TritonOps):
     def gate_rows(self, rows: Tensor, weight: Tensor, room: Tensor, out: Tensor) -> None:
         clustered_gate(rows, weight, out, GATE_WIDTHS[len(rows) % 3], self._clusters)
 
-    def turn_rows(self, rows: Tensor, weight: Tensor, bias: Tensor | None, *turn: Any, in_place: bool) -> None:
-        if bias is not None or turn[8].shape[2] != 128 or len(weight) % WIDE:
-            super().turn_rows(rows, weight, bias, *turn, in_place=in_place)
+    def turn_rows(
+        self, rows: Tensor, weight: Tensor, bias: Tensor | None, qkv: Tensor, turn: Turn, *, in_place: bool
+    ) -> None:
+        if bias is not None or turn.queries.shape[2] != 128 or len(weight) % WIDE:
+            super().turn_rows(rows, weight, bias, qkv, turn, in_place=in_place)
         else:
-            clustered_turn(rows, weight, *turn, self._clusters)
+            clustered_turn(rows, weight, qkv, turn, self._clusters)
 
     def sum_rows(
         self, rows: Tensor, weight: Tensor, bias: Tensor | None, room: Tensor, residual: Tensor, *norm: Any

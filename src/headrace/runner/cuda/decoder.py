@@ -15,14 +15,12 @@ from headrace.runner.cuda.expert_space import ExpertSpace
 from headrace.runner.cuda.fp8_space import EightSpace, padded_rows
 from headrace.runner.cuda.kv_pool import KvPool
 from headrace.runner.cuda.layout import Layout
-from headrace.runner.cuda.ops import Ops
+from headrace.runner.cuda.ops import Ops, Turn
 from headrace.runner.cuda.squares import Squares
 from headrace.runner.cuda.weights import LayerWeights, Weights
 from headrace.weights.rope import rope_frequencies
 from headrace.weights.shape import ModelShape
 
-# Positions, cells, cosines, sines, norms of queries and of keys, eps, queries, keys and values: as `rotary_write` has them.
-Turn = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, float, Tensor, Tensor, Tensor]
 # Tokens of a step to one that samples, at least, for the others to leave before the last layer's end.
 _FEW = 4
 
@@ -310,19 +308,12 @@ class Decoder:
     def _turn_product(self, index: int, layer: LayerWeights, step: StepViews, inputs: StepInputs) -> None:
         """From `normed` to `queries`, cells and `qkv`, where chunks that begin find their keys and values."""
         space, tokens = self._space, step.layout.num_tokens
-        self._ops.turn_rows(
-            space.normed[:tokens],
-            layer.qkv,
-            layer.qkv_bias,
-            space.qkv[:tokens],
-            *self._turn(index, layer, step, inputs),
-            in_place=step.layout.fresh > 0,
-        )
+        product = (space.normed[:tokens], layer.qkv, layer.qkv_bias, space.qkv[:tokens])
+        self._ops.turn_rows(*product, self._turn(index, layer, step, inputs), in_place=step.layout.fresh > 0)
 
     def _turn(self, index: int, layer: LayerWeights, step: StepViews, inputs: StepInputs) -> Turn:
-        """What a layer's `qkv` is turned by, and where it goes."""
         space, tokens = self._space, step.layout.num_tokens
-        return (
+        return Turn(
             inputs.positions[:tokens],
             inputs.cells[:tokens],
             self._cosines,

@@ -7,7 +7,7 @@ that a function of other names for them is an operation too.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -16,6 +16,21 @@ from headrace.runner.cuda.expert_space import ExpertSpace
 from headrace.runner.cuda.layout import Layout
 from headrace.runner.cuda.odd_space import RuledRows, ScoredRows
 from headrace.runner.cuda.squares import Squares
+
+
+class Turn(NamedTuple):
+    """What a layer's `qkv` is turned by, and where it goes: as `Ops.rotary_write` has it."""
+
+    positions: Tensor
+    cells: Tensor
+    cosines: Tensor
+    sines: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    eps: float
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
 
 
 class Ops(Protocol):
@@ -109,24 +124,7 @@ class Ops(Protocol):
         """With both factors or with none."""
 
     def turn_rows(
-        self,
-        rows: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        qkv: Tensor,
-        positions: Tensor,
-        cells: Tensor,
-        cosines: Tensor,
-        sines: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        /,
-        *,
-        in_place: bool,
+        self, rows: Tensor, weight: Tensor, bias: Tensor | None, qkv: Tensor, turn: Turn, /, *, in_place: bool
     ) -> None:
         """`product`, then `rotary_write`. Queries need not be left in `qkv`, but keys and values are, turned or not."""
 

@@ -2,32 +2,15 @@
 
 from torch import Tensor
 
-from headrace.runner.cuda.ops import Ops
+from headrace.runner.cuda.ops import Ops, Turn
 
 
 class PartedOps:
     def turn_rows(
-        self: Ops,
-        rows: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        qkv: Tensor,
-        positions: Tensor,
-        cells: Tensor,
-        cosines: Tensor,
-        sines: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        *,
-        in_place: bool,
+        self: Ops, rows: Tensor, weight: Tensor, bias: Tensor | None, qkv: Tensor, turn: Turn, *, in_place: bool
     ) -> None:
         self.product(rows, weight, bias, qkv)
-        turned = (positions, cells, cosines, sines, q_norm, k_norm, eps, queries, keys, values)
-        self.rotary_write(qkv, *turned, in_place=in_place)
+        self.rotary_write(qkv, *turn, in_place=in_place)
 
     def gate_rows(self: Ops, rows: Tensor, weight: Tensor, room: Tensor, out: Tensor) -> None:
         self.product(rows, weight, None, room)

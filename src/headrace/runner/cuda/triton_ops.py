@@ -68,6 +68,7 @@ from headrace.runner.cuda.kernels.turned_attention import turned_attention
 from headrace.runner.cuda.layout import MOST_ROUNDS, Layout
 from headrace.runner.cuda.native import compiler_version
 from headrace.runner.cuda.odd_space import RuledRows, ScoredRows
+from headrace.runner.cuda.ops import Turn
 from headrace.runner.cuda.parted_ops import PartedOps
 from headrace.runner.cuda.products import fastest_product, scaled_product
 from headrace.runner.cuda.squares import Squares
@@ -210,29 +211,12 @@ class TritonOps(PartedOps):
             fastest_product(rows, weight, bias, out)
 
     def turn_rows(
-        self,
-        rows: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        qkv: Tensor,
-        positions: Tensor,
-        cells: Tensor,
-        cosines: Tensor,
-        sines: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        *,
-        in_place: bool,
+        self, rows: Tensor, weight: Tensor, bias: Tensor | None, qkv: Tensor, turn: Turn, *, in_place: bool
     ) -> None:
-        turned = (qkv, positions, cells, cosines, sines, q_norm, k_norm, eps, queries, keys, values)
-        if bias is None and is_worth_turning(rows, weight, queries, self._clusters):
-            clustered_turn(rows, weight, *turned, self._clusters)
+        if bias is None and is_worth_turning(rows, weight, turn.queries, self._clusters):
+            clustered_turn(rows, weight, qkv, turn, self._clusters)
         else:
-            super().turn_rows(rows, weight, bias, *turned, in_place=in_place)
+            super().turn_rows(rows, weight, bias, qkv, turn, in_place=in_place)
 
     def gate_rows(self, rows: Tensor, weight: Tensor, room: Tensor, out: Tensor) -> None:
         wide = gate_width(rows, weight, self._clusters)

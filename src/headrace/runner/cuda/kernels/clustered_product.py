@@ -14,6 +14,7 @@ from torch import Tensor
 from headrace.runner.cuda.kernels.early import capability
 from headrace.runner.cuda.kernels.fused_product import filled
 from headrace.runner.cuda.native import Kernel, can_run, tile_map
+from headrace.runner.cuda.ops import Turn
 from headrace.runner.cuda.products import LARGE, note
 
 _ARCHITECTURE = "sm_90a"
@@ -136,35 +137,19 @@ def clustered_sum(rows: Tensor, weight: Tensor, residual: Tensor, clusters: int)
         _launch(kind, rows, weight, residual, len(weight) // WIDE, clusters)
 
 
-def clustered_turn(
-    rows: Tensor,
-    weight: Tensor,
-    qkv: Tensor,
-    positions: Tensor,
-    cells: Tensor,
-    cosines: Tensor,
-    sines: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    clusters: int,
-) -> None:
+def clustered_turn(rows: Tensor, weight: Tensor, qkv: Tensor, turn: Turn, clusters: int) -> None:
     """The product of `rows` and `weight`, and `rotary_write` of it: keys and values are left in `qkv`, queries are not."""
-    count, heads, _ = queries.shape
-    kv_heads, page = keys.shape[1:3]
+    count, heads, _ = turn.queries.shape
+    kv_heads, page = turn.keys.shape[1:3]
     assert len(weight) == (heads + 2 * kv_heads) * _DIM and not len(weight) % WIDE
-    assert keys.is_contiguous() and values.is_contiguous() and (q_norm is None) == (k_norm is None)
-    kind = ClusteredKind(WIDE, page=page, normed=q_norm is not None)
-    asked = (rows, weight, qkv, positions, cells, cosines, sines, q_norm, k_norm, eps, queries, keys, values, clusters)
-    if note((kind, rows.shape, weight.shape), partial(clustered_turn, *asked)):
+    assert turn.keys.is_contiguous() and turn.values.is_contiguous() and (turn.q_norm is None) == (turn.k_norm is None)
+    kind = ClusteredKind(WIDE, page=page, normed=turn.q_norm is not None)
+    if note((kind, rows.shape, weight.shape), partial(clustered_turn, rows, weight, qkv, turn, clusters)):
         return
-    norms = (None, None) if q_norm is None or k_norm is None else (q_norm.data_ptr(), k_norm.data_ptr())
-    places = (part.data_ptr() for part in (positions, cells, cosines, sines))
-    turn = _Turn(*places, *norms, keys.data_ptr(), values.data_ptr(), eps, heads, kv_heads)
-    _launch(kind, rows, weight, qkv, len(weight) // WIDE, clusters, queries.view(count, -1), turn)
+    read = (turn.positions, turn.cells, turn.cosines, turn.sines, turn.q_norm, turn.k_norm, turn.keys, turn.values)
+    places = (None if part is None else part.data_ptr() for part in read)
+    told = _Turn(*places, turn.eps, heads, kv_heads)
+    _launch(kind, rows, weight, qkv, len(weight) // WIDE, clusters, turn.queries.view(count, -1), told)
 
 
 def _launch(

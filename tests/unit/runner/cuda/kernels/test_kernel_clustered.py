@@ -11,6 +11,7 @@ from torch import Tensor
 from headrace.core.errors import RunnerFailed
 from headrace.runner.cuda import triton_ops
 from headrace.runner.cuda.exact_ops import ExactOps
+from headrace.runner.cuda.kernels import clustered_product
 from headrace.runner.cuda.kernels.clustered_product import (
     ClusteredKind,
     can_cluster,
@@ -22,6 +23,7 @@ from headrace.runner.cuda.kernels.clustered_product import (
     is_worth_turning,
 )
 from headrace.runner.cuda.native import compile_source
+from headrace.runner.cuda.ops import Turn
 from headrace.runner.cuda.products import products_noted
 from headrace.runner.cuda.triton_ops import TritonOps
 from headrace.weights.shape import ModelShape
@@ -109,13 +111,30 @@ def test_nothing_is_clustered_that_the_card_or_the_numbers_do_not_allow() -> Non
 def test_while_products_are_noted_none_is_launched_and_one_of_each_kind_is_kept() -> None:
     rows, out, keys = zeros(512, 128), zeros(512, 64), zeros(4, 1, 16, 128)
     positions, cells, angles = zeros(512, dtype=torch.int32), zeros(512, dtype=torch.int64), zeros(8, 64)
-    turn = (positions, cells, angles, angles, None, None, 1e-6, zeros(512, 2, 128), keys, keys)
+    turn = Turn(positions, cells, angles, angles, None, None, 1e-6, zeros(512, 2, 128), keys, keys)
     with products_noted() as noted:
         for _ in range(3):
             clustered_gate(rows, zeros(128, 128), out, 256, CLUSTERS)
             clustered_sum(rows, zeros(256, 128), zeros(512, 256), CLUSTERS)
-            clustered_turn(rows, zeros(512, 128), zeros(512, 512), *turn, CLUSTERS)
+            clustered_turn(rows, zeros(512, 128), zeros(512, 512), turn, CLUSTERS)
     assert len(noted) == 3
+
+
+@pytest.mark.parametrize("normed", [True, False])
+def test_a_kernel_that_turns_is_told_where_everything_lies(normed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(clustered_product, "_launch", lambda *given: told.extend(given))
+    q_norm, k_norm = (zeros(128), zeros(128)) if normed else (None, None)
+    positions, cells = zeros(512, dtype=torch.int32), zeros(512, dtype=torch.int64)
+    queries, keys, values = zeros(512, 4, 128), zeros(4, 2, 16, 128), zeros(4, 2, 16, 128)
+    turn = Turn(positions, cells, zeros(8, 64), zeros(8, 64), q_norm, k_norm, 1e-6, queries, keys, values)
+    clustered_turn(zeros(512, 128), zeros(1024, 128), zeros(512, 1024), turn, CLUSTERS)
+    kind, made = told[0], told[-1]
+    assert kind == ClusteredKind(256, page=16, normed=normed)
+    for name in ("positions", "cells", "cosines", "sines", "q_norm", "k_norm", "keys", "values"):
+        part = getattr(turn, name)
+        assert getattr(made, name) == (None if part is None else part.data_ptr())
+    assert (made.heads, made.kv_heads, made.eps) == (4, 2, pytest.approx(1e-6))
 
 
 class Seen(list[str]):
@@ -135,15 +154,16 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return made
 
 
-def turn_of(rows: int) -> tuple[Any, ...]:
-    return (None, None, None, None, None, None, 1e-6, shown(rows, 16, 128), None, None)
+def turn_of(rows: int) -> Turn:
+    some = shown(1)
+    return Turn(some, some, some, some, None, None, 1e-6, shown(rows, 16, 128), some, some)
 
 
 def test_operations_of_many_rows_go_to_clusters(seen: Seen) -> None:
     ops, rows = TritonOps(SHAPE, 4, torch.device("cpu")), shown(4096, 1024)
     ops.gate_rows(rows, shown(6144, 1024), shown(4096, 6144), shown(4096, 3072))
     ops.sum_rows(shown(4096, 3072), shown(1024, 3072), None, rows, rows, shown(1024), 1e-6, rows)
-    ops.turn_rows(rows, shown(4096, 1024), None, shown(4096, 4096), *turn_of(4096), in_place=True)
+    ops.turn_rows(rows, shown(4096, 1024), None, shown(4096, 4096), turn_of(4096), in_place=True)
     assert seen == ["clustered_gate", "clustered_sum", "norm", "clustered_turn"]
 
 
@@ -158,10 +178,10 @@ def test_few_rows_biases_and_exact_rows_do_not(
     assert ("NVRTC" in made.name) == (ops is TritonOps)
     made.gate_rows(rows, shown(6144, 1024), shown(many, 6144), shown(many, 3072))
     made.sum_rows(shown(many, 3072), shown(1024, 3072), None, rows, rows, shown(1024), 1e-6, rows)
-    made.turn_rows(rows, shown(4096, 1024), None, shown(many, 4096), *turn_of(many), in_place=True)
+    made.turn_rows(rows, shown(4096, 1024), None, shown(many, 4096), turn_of(many), in_place=True)
     parts = ["product", "silu_mul", "product", "add_rms_norm", "product", "rotary_write"]
     assert seen == parts
     wide, bias = shown(4096, 1024), shown(1)
     made.sum_rows(shown(4096, 3072), shown(1024, 3072), bias, wide, wide, shown(1024), 1e-6, wide)
-    made.turn_rows(wide, shown(4096, 1024), bias, shown(4096, 4096), *turn_of(4096), in_place=True)
+    made.turn_rows(wide, shown(4096, 1024), bias, shown(4096, 4096), turn_of(4096), in_place=True)
     assert seen == [*parts, *parts[2:]]
