@@ -45,7 +45,7 @@ def test_buckets_hold_every_row_count_and_pad_little() -> None:
     for shared in (True, False):
         sizes = token_buckets(8192, shared=shared)
         assert sizes[-1] == 8192 and all(bucket_for(size + 1, sizes) <= 1.5 * size + 64 for size in sizes[:-1])
-    assert token_buckets(512, shared=True) == (64, 96, 128, 160, 192, 224, 256, 384, 512)
+    assert token_buckets(512, shared=True) == (64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 
 
 def test_every_step_has_a_layout_that_holds_it() -> None:
