@@ -3,8 +3,9 @@
 from bisect import bisect_left
 from functools import lru_cache
 
-# (up to, in steps of): padding stays below a quarter from 32 rows on.
-_ROW_LADDER = ((64, 8), (128, 16), (256, 32), (512, 64), (1 << 30, 128))
+# (up to, in steps of): padding stays below a quarter from 32 rows on. Up to 256 each row takes its time in products of large
+# matrices.
+_ROW_LADDER = ((64, 8), (256, 16), (512, 64), (1 << 30, 128))
 _TOKEN_LADDER = ((256, 64), (512, 128), (1024, 256), (3072, 512), (1 << 30, 1024))
 # A small part of a prompt among decode rows should cost them little: no more places than it needs.
 _SHARED_LADDER = ((256, 32), (512, 64), *_TOKEN_LADDER)
