@@ -10,9 +10,24 @@ from numpy.typing import NDArray
 _LONG = 64
 
 
+_Packed = tuple[Sequence[int], NDArray[np.int64]]
+_NOTHING: _Packed = ((), np.zeros(0, np.int64))
+# What was packed last, until it is asked for again: a prompt is looked at when it comes in, and when it starts.
+_last = _NOTHING
+
+
 def packed(ids: Sequence[int]) -> NDArray[np.int64]:
-    """What `np.array` makes of them, in less than half of its time. `struct.error` where one is no integer of 64 bits."""
-    return np.frombuffer(struct.pack(f"{len(ids)}q", *ids), np.int64)
+    """What `np.array` makes of them, in less than half of its time; not to be written to. `struct.error` where one is no
+    integer of 64 bits."""
+    global _last
+    known, array = _last
+    if ids is known:
+        _last = _NOTHING
+        return array
+    array = np.frombuffer(struct.pack(f"{len(ids)}q", *ids), np.int64)
+    if isinstance(ids, tuple):  # others may change
+        _last = ids, array
+    return array
 
 
 def are_below(ids: Sequence[int], size: int) -> bool:

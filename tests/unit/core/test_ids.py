@@ -25,3 +25,19 @@ def test_no_ids_are_within_every_vocabulary() -> None:
 def test_packed_ids_are_the_ids() -> None:
     ids = (5, -1, 2**40, 0)
     assert packed(ids).tolist() == list(ids)
+
+
+def test_ids_that_may_change_are_packed_each_time() -> None:
+    ids = [1, 2, 3]
+    assert packed(ids).tolist() == [1, 2, 3]
+    ids[0] = 7
+    assert packed(ids).tolist() == [7, 2, 3]
+
+
+def test_ids_are_kept_for_one_more_look() -> None:
+    ids = (4, 5, 6)
+    first = packed(ids)
+    assert packed(ids) is first
+    assert packed(ids) is not first
+    assert packed((7, 8)).tolist() == [7, 8]
+    assert packed(ids).tolist() == [4, 5, 6]
