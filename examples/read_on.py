@@ -1,9 +1,10 @@
 """A client that asks for a streamed reply and reads on whenever its connection breaks. Standard library only.
 
-HEADRACE_API_KEY=$(cat ~/.local/share/headrace/key) python examples/read_on.py "Tell me a story"
+HEADRACE_API_KEY=$(cat "${HEADRACE_HOME:-$HOME/.local/share/headrace}/key") python examples/read_on.py [--at HOST:PORT] "Tell me a story"
 Meanwhile kill a worker or the gateway of the server: the text goes on.
 """
 
+import argparse
 import http.client
 import json
 import os
@@ -11,10 +12,8 @@ import sys
 import time
 import uuid
 
-HOST, PORT = "127.0.0.1", 8080
 
-
-def main(question: str) -> None:
+def main(at: str, question: str) -> None:
     headers = {
         "Content-Type": "application/json",
         "Authorization": f"Bearer {os.environ['HEADRACE_API_KEY']}",  # noqa: TID251
@@ -25,7 +24,7 @@ def main(question: str) -> None:
     body = {"model": "default", "stream": True, "temperature": 0.2, "max_tokens": 1000, "messages": messages}
     is_over, path = False, None
     while not is_over:
-        connection = http.client.HTTPConnection(HOST, PORT, timeout=30)
+        connection = http.client.HTTPConnection(at, timeout=30)
         try:
             if path is None:
                 connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
@@ -45,7 +44,7 @@ def main(question: str) -> None:
                     show(json.loads(line[6:]))
         except (OSError, http.client.HTTPException) as error:
             if path is None and isinstance(error, ConnectionRefusedError):
-                sys.exit(f"nobody listens at {HOST}:{PORT}")
+                sys.exit(f"nobody listens at {at}")
             time.sleep(0.2)
         finally:
             connection.close()
@@ -61,4 +60,8 @@ def show(chunk: dict) -> None:
 
 
 if __name__ == "__main__":
-    main(" ".join(sys.argv[1:]) or "Tell me a story")
+    flags = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    flags.add_argument("--at", default="127.0.0.1:8080", metavar="HOST:PORT")
+    flags.add_argument("question", nargs="*", default=["Tell me a story"])
+    given = flags.parse_args()
+    main(given.at, " ".join(given.question))

@@ -1,6 +1,6 @@
 """A tool call and a reply in a given shape, with OpenAI's client (pip install openai) and a server of this machine.
 
-HEADRACE_API_KEY=$(cat ~/.local/share/headrace/key) python examples/tools_and_schemas.py [URL]
+HEADRACE_API_KEY=$(cat "${HEADRACE_HOME:-$HOME/.local/share/headrace}/key") python examples/tools_and_schemas.py [URL]
 """
 
 import os

@@ -27,7 +27,7 @@ def chat(
     model: Annotated[str, typer.Option(help="One of the server's models.")] = "default",
     key: Annotated[str | None, typer.Option(help=KEY_HELP)] = None,
     system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest reply, in tokens.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest reply, in tokens.")] = 512,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="How much chance there is in a reply.")] = 0.2,
     cacert: Annotated[
         str | None, typer.Option("--cacert", "--ca", help="Trust this certificate (PEM), for https.")
@@ -95,6 +95,8 @@ def _say(client: ChatClient, messages: list[Message]) -> str:
         for text in client.reply(messages):
             parts.append(text)
             print(_shown(text), end="", flush=True)
+        if client.is_cut:
+            note(" (cut off; --max-tokens says how long a reply may be)")
     except KeyboardInterrupt:
         note(" (stopped)")
     finally:

@@ -37,6 +37,7 @@ class _Delta(Struct):
 
 class _Choice(Struct):
     delta: _Delta = msgspec.field(default_factory=_Delta)
+    finish_reason: str | None = None
 
 
 class _Problem(Struct):
@@ -57,6 +58,8 @@ class ChatClient:
         self._key = key
         self._fields = {name: value for name, value in fields.items() if value is not None}
         self._cacert = cacert
+        # Whether the last reply ended because it was long enough.
+        self.is_cut = False
 
     def knock(self) -> None:
         """Raises ServerError where nobody is there, or the key is not taken."""
@@ -102,6 +105,7 @@ class ChatClient:
         response = connection.getresponse()
         if response.status != 200:
             raise ServerError(_reason(response))
+        self.is_cut = False
         while line := response.readline(_MOST_LINE_BYTES):
             data = line.rstrip(b"\r\n")
             if not data.startswith(b"data:"):
@@ -112,6 +116,7 @@ class ChatClient:
             if chunk.error is not None:
                 raise ServerError(chunk.error.message)
             for choice in chunk.choices:
+                self.is_cut |= choice.finish_reason == "length"
                 if choice.delta.content:
                     yield choice.delta.content
         raise ServerError("the reply broke off")

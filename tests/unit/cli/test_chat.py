@@ -90,6 +90,19 @@ def test_one_question(monkeypatch: pytest.MonkeyPatch, server: ChatServer, capsy
     assert server.asked[0][2]["messages"][0] == {"role": "system", "content": "be short"}
 
 
+def test_a_reply_that_was_cut_off_says_so(
+    monkeypatch: pytest.MonkeyPatch, server: ChatServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = b'data: {"choices":[{"delta":{},"finish_reason":"%b"}]}\n\n'
+    server.stream(delta("A"), cut % b"length", DONE)
+    server.stream(delta("B"), cut % b"stop", DONE)
+    assert run(monkeypatch, server, "one\ntwo\n") == 0
+    shown = capsys.readouterr()
+    assert shown.out.split() == ["A", "B"] and shown.err.count("--max-tokens") == 1
+    # A small model may go on for as long as its context lasts.
+    assert all(body["max_tokens"] == 512 for path, _, body in server.asked if path.endswith("completions"))
+
+
 def test_a_conversation_is_kept_cleared_and_survives_an_error(
     monkeypatch: pytest.MonkeyPatch, server: ChatServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,6 +200,8 @@ def test_this_installs_key_is_not_sent_elsewhere(
     keys: list[str] = []
 
     class Noting(ChatClient):
+        is_cut = False
+
         def __init__(self, url: str, key: str, *rest: object, **named: object) -> None:
             keys.append(key)
 
