@@ -4,9 +4,9 @@ Requests leave next to no garbage: what they held is freed when they end. But th
 a few cycles of libraries wait for the collector, which is told to come seldom.
 """
 
-import ctypes
 import gc
-from collections.abc import Callable
+
+from headrace.core.proc import trim_memory
 
 # Collections are for cycles, of which requests make few; scanning what is alive costs more than they hold. What was
 # alive at one collection is looked at again after ten: a cycle that outlived one is then not kept for long.
@@ -22,7 +22,6 @@ class Sweep:
         self._was_idle = False
         self._has_worked = False
         self._num_collections = _num_collections()
-        self._trim = _malloc_trim()
 
     def tick(self, is_idle: bool) -> bool:
         """Sweep, if it was idle twice in a row and something was done since the last time. True: it did."""
@@ -33,8 +32,7 @@ class Sweep:
         # Not the oldest as well: streams that are kept to be resumed may be half a million objects, for a tenth of a
         # second, and whoever asks meanwhile would wait.
         gc.collect(1)
-        if self._trim is not None:
-            self._trim(0)
+        trim_memory()
         self._num_collections = _num_collections()
         self._has_worked = False
         return True
@@ -45,9 +43,3 @@ class Sweep:
 
 def _num_collections() -> int:
     return sum(int(generation["collections"]) for generation in gc.get_stats())
-
-
-def _malloc_trim() -> "Callable[[int], int] | None":
-    """Of the C library, where it has one."""
-    trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    return trim

@@ -3,6 +3,7 @@
 Reads /proc and /sys; allocates nothing.
 """
 
+import ctypes
 import os
 import re
 from collections.abc import Collection, Iterator
@@ -34,6 +35,13 @@ def resident_bytes(root: Path = Path("/")) -> int:
 
 def peak_resident_bytes(root: Path = Path("/")) -> int:
     return _field(root / "proc/self/status", r"VmHWM:\s+(\d+) kB") * 1024
+
+
+def trim_memory() -> None:
+    """Give the system what was freed and is kept for later, where the C library can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def reset_peak(root: Path = Path("/")) -> bool:

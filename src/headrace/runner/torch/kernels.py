@@ -6,7 +6,9 @@ by the clock without changing a result. Knows neither scales nor layers.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from threading import Condition
 from typing import Protocol
 
 import torch
@@ -103,18 +105,52 @@ def weight_bytes(name: str, width: int) -> float:
     return 4.0 if name == "wide" else OneDnnKernel.COPIES * (width + MARGIN) / width
 
 
+class _Engine:
+    """Which of torch's engines packs is said for the whole process: threads that pack for the same one do so at once, others
+    wait, and the last puts back what was there. So with warnings, which are silent meanwhile."""
+
+    def __init__(self) -> None:
+        self._turn = Condition()
+        self._name = ""
+        self._num_users = 0
+        self._restore = ExitStack()
+
+    @contextmanager
+    def use(self, name: str) -> Iterator[None]:
+        """RuntimeError where there is no such engine."""
+        with self._turn:
+            self._turn.wait_for(lambda: not self._num_users or self._name == name)
+            if not self._num_users:
+                self._set(name)
+            self._num_users += 1
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._num_users -= 1
+                if not self._num_users:
+                    self._restore.close()
+                    self._turn.notify_all()
+
+    def _set(self, name: str) -> None:
+        before = torch.backends.quantized.engine
+        with ExitStack() as restore:
+            restore.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            restore.callback(setattr, torch.backends.quantized, "engine", before)
+            torch.backends.quantized.engine = name
+            self._name, self._restore = name, restore.pop_all()
+
+
+_engine = _Engine()
+
+
 def _packed(weight: Tensor, engine: str) -> object:
     """As `linear_dynamic` takes it. RuntimeError where there is no such engine."""
     padded = torch.nn.functional.pad(weight, (0, MARGIN))
-    before = torch.backends.quantized.engine
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            torch.backends.quantized.engine = engine
-            tensor = torch._make_per_tensor_quantized_tensor(padded, 1.0, 0)
-            return torch.ops.quantized.linear_prepack(tensor, None)
-        finally:
-            torch.backends.quantized.engine = before
+    with _engine.use(engine):
+        tensor = torch._make_per_tensor_quantized_tensor(padded, 1.0, 0)
+        return torch.ops.quantized.linear_prepack(tensor, None)
 
 
 def _transposed(weight: Tensor) -> Tensor:

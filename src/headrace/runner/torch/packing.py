@@ -8,7 +8,7 @@ Threads pack: kernels' own forms of a matrix are made by one thread each, and ta
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import BoundedSemaphore, Lock
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -30,8 +30,9 @@ from headrace.weights.layout import tensor_dims
 from headrace.weights.shape import ExpertShape, ModelShape
 
 _LAYER = "model.layers."
-# That pack; so many layers and one more are in memory as they were read.
+# That pack; so many layers and one more are in memory as they were read, if these are no larger part of what is spare.
 _THREADS = 2
+_PART = 0.5
 Packed = TypeVar("Packed")
 
 # Planes of (activations, weights) by role: 8 and 7 bits, or 15 and 14 where SmolLM2 needs them to choose the same token as
@@ -100,10 +101,18 @@ def _role_sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
     }
 
 
-class Packer:
-    """Takes tensors in any order; `finish` returns the weights or says what is missing. Then it is closed."""
+def num_threads(shape: ModelShape, spare_bytes: float) -> int:
+    """That pack, where so much memory is left beside the packed weights. 0: each layer is packed before more is read."""
+    sizes = _role_sizes(shape)
+    layer_bytes = 4.0 * sum(count for role, (count, _) in sizes.items() if role != "head") / shape.num_layers
+    return _THREADS if (_THREADS + 1) * layer_bytes <= _PART * spare_bytes else 0
 
-    def __init__(self, shape: ModelShape, recipe: Recipe, max_rows: int) -> None:
+
+class Packer:
+    """Takes tensors in any order; `finish` returns the weights or says what is missing. What fails in a thread fails the next
+    call. Then it is closed, which waits for what is being packed."""
+
+    def __init__(self, shape: ModelShape, recipe: Recipe, max_rows: int, threads: int = _THREADS) -> None:
         self._shape = shape
         self._recipe = recipe
         self._max_rows = max_rows
@@ -112,8 +121,9 @@ class Packer:
         self._layers: dict[int, Future[Layer]] = {}
         self._planes: dict[tuple[int, int], RowPlanes] = {}
         self._planes_lock = Lock()
-        self._pool = ThreadPoolExecutor(_THREADS, "pack")
-        self._room = BoundedSemaphore(_THREADS + 1)
+        self._pool = ThreadPoolExecutor(threads, "pack") if threads else None
+        self._room = BoundedSemaphore(max(1, threads))
+        self._failed: list[Future[Any]] = []
         self._rotated = recipe.dtype == "int8"
         self._residual = Rotation(shape.hidden_size)
         self._value = Rotation(shape.head_dim)
@@ -135,7 +145,8 @@ class Packer:
                 self._pack_if_whole(_layer_of(name), name.split(".", 3)[3])
 
     def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
 
     def finish(self) -> DecoderWeights:
         missing = [index for index in range(self._shape.num_layers) if index not in self._layers]
@@ -161,9 +172,23 @@ class Packer:
             with torch.inference_mode():
                 return pack()
 
-        self._room.acquire()
+        if self._pool is None:
+            done: Future[Packed] = Future()
+            done.set_result(run())
+            return done
+        # What a thread calls back holds no packer: that would be a cycle with all the layers in it.
+        room, failed = self._room, self._failed
+
+        def note(packed: "Future[Packed]") -> None:
+            if not packed.cancelled() and packed.exception() is not None:
+                failed.append(packed)
+            room.release()
+
+        room.acquire()
+        if failed:
+            failed[0].result()
         begun = self._pool.submit(run)
-        begun.add_done_callback(lambda _: self._room.release())
+        begun.add_done_callback(note)
         return begun
 
     def _pack_if_whole(self, index: int, came: str) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from headrace.core.config import EngineConfig
 from headrace.core.errors import InvalidModel, ModelTooLarge, RunnerFailed
 from headrace.core.plan import IntArray, Masks, Plan, RowStatus, StepResult
-from headrace.core.proc import free_memory_bytes, peak_resident_bytes, reset_peak, resident_bytes
+from headrace.core.proc import free_memory_bytes, peak_resident_bytes, reset_peak, resident_bytes, trim_memory
 from headrace.runner.torch.attention import CUTS, Attention, Cuts
 from headrace.runner.torch.decoder import Decoder, DecoderWeights
 from headrace.runner.torch.fingerprint import fingerprint
@@ -30,7 +30,7 @@ from headrace.runner.torch.memory import (
     plan_memory,
     workspace_bytes,
 )
-from headrace.runner.torch.packing import Packer, Recipe, packed_bytes
+from headrace.runner.torch.packing import Packer, Recipe, num_threads, packed_bytes
 from headrace.runner.torch.sampler import Sampler
 from headrace.runner.torch.score_pile import ScorePile
 from headrace.runner.torch.slot_table import SlotTable
@@ -150,11 +150,14 @@ class TorchRunner:
         return plan
 
     def _load_weights(self) -> None:
-        packer = Packer(self._shape, self.recipe, self._config.max_step_tokens)
+        threads = num_threads(self._shape, free_memory_bytes() - packed_bytes(self._shape, self.recipe))
+        packer = Packer(self._shape, self.recipe, self._config.max_step_tokens, threads)
         with torch.inference_mode(), closing(packer):
             with closing(ReadAhead(self._checkpoint.tensors(self._progress))) as tensors:
                 packer.take(tensors)
             self._weights = packer.finish()
+        # What layers took as they were read is free, and the threads' allocators keep it.
+        trim_memory()
         self.weights_bytes = self._weights.size_bytes
 
     def _place(self, blocks: int) -> None:
