@@ -1,6 +1,6 @@
 """What the system says of this process: the memory and the cores that it may have, its cgroups' limits included.
 
-Reads /proc and /sys; allocates nothing.
+Reads /proc and /sys and allocates nothing; and gives memory back to it.
 """
 
 import ctypes
