@@ -1,7 +1,7 @@
 """From a checkpoint's tensors to the decoder's packed weights, a layer at a time.
 
 Owns fusing (Q, K and V; gate and up), folding (norms, rotation) and which dtype each matrix gets. Arrays are
-dropped as soon as their layer is packed. Knows Hugging Face's names; knows neither plans nor memory limits.
+dropped as soon as their layer is packed. Knows Hugging Face's names; knows neither plans nor how much memory there is.
 Threads pack: kernels' own forms of a matrix are made by one thread each, and take most of the time on some processors.
 """
 
