@@ -121,7 +121,10 @@ class Packer:
         self._layers: dict[int, Future[Layer]] = {}
         self._planes: dict[tuple[int, int], RowPlanes] = {}
         self._planes_lock = Lock()
-        self._pool = ThreadPoolExecutor(threads, "pack") if threads else None
+        # Which share the cores: teams of all of them would wait for each other.
+        self._num_cores = torch.get_num_threads()
+        share = max(1, self._num_cores // max(1, threads))
+        self._pool = ThreadPoolExecutor(threads, "pack", torch.set_num_threads, (share,)) if threads else None
         self._room = BoundedSemaphore(max(1, threads))
         self._failed: list[Future[Any]] = []
         self._rotated = recipe.dtype == "int8"
@@ -147,6 +150,8 @@ class Packer:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+            # What a thread says of itself some libraries take to be said of all.
+            torch.set_num_threads(self._num_cores)
 
     def finish(self) -> DecoderWeights:
         missing = [index for index in range(self._shape.num_layers) if index not in self._layers]

@@ -6,7 +6,7 @@ Speed decides only among kernels that agree to the last bit.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from msgspec import Struct
@@ -33,6 +33,8 @@ _LASTS = (0, 10, 31, 32, 63, 95, 130, 200, 255, 256, 300, 383, 400, 511, 512, 70
 _CLEARLY = 1.3
 # Bits of a stored weight, scales included, below which it was stored in four.
 _FEW_BITS = 6.5
+
+Run = Callable[[Tensor], Tensor]
 
 
 class KernelFigure(Struct, frozen=True):
@@ -66,12 +68,12 @@ def _choose(shape: ModelShape, dtype: str, stored_bits: float, brief: bool) -> C
     torch.manual_seed(0)
     reasons: list[str] = []
     *quick, last = KERNELS
-    integer = [_measure_integer(name, shape, brief) for name in quick]
+    integer = _measure_integers(quick, shape, brief)
     exact = [figure for figure in integer if figure.exact]
     # The last kernel is right everywhere, and slow: it serves where nothing else does.
     kernel = _quickest(exact, shape.hidden_size) if exact else last
     if not (brief and exact):
-        integer.append(_measure_integer(last, shape, brief))
+        integer += _measure_integers([last], shape, brief)
     figures = integer.copy()
     sums = next((figure for figure in integer if figure.exact), None)
     min_rows = fp32 = int4 = None
@@ -108,18 +110,31 @@ def _is_integer(shape: ModelShape, dtype: str, stored_bits: float, sums: KernelF
     return dtype == "int8"
 
 
-def _measure_integer(name: str, shape: ModelShape, brief: bool) -> KernelFigure:
-    """Exact with the model's widest sums, timed on its largest layer matrix."""
+def _measure_integers(names: Sequence[str], shape: ModelShape, brief: bool) -> list[KernelFigure]:
+    tried = {name: _try_integer(name, shape, brief) for name in names}
+    runs = {name: run for name, (_, run) in tried.items() if run is not None}
+    micros = _micros(runs, shape.hidden_size)
+    return [KernelFigure(name, exact, micros.get(name, ())) for name, (exact, _) in tried.items()]
+
+
+def _try_integer(name: str, shape: ModelShape, brief: bool) -> tuple[bool, Run | None]:
+    """Whether it is exact with the model's widest sums; and its product with the largest layer matrix, to be timed."""
     try:
         widths = {shape.hidden_size, shape.num_heads * shape.head_dim, *shape.inner_sizes}
         exact = all(is_exact(name, width) for width in widths)
         if brief and not exact:
-            return KernelFigure(name, False, ())
+            return False, None
         kernel = KERNELS[name](_integers(2 * shape.inner_sizes[0], shape.hidden_size, LARGEST).to(torch.int8))
         planes = RowPlanes(max(ROWS), shape.hidden_size, 1)
-        return _measure(name, exact, lambda rows: kernel.multiply(planes.split(rows)[0]), shape.hidden_size)
+
+        def run(rows: Tensor) -> Tensor:
+            return kernel.multiply(planes.split(rows)[0])
+
+        for count in ROWS:
+            run(torch.randn(count, shape.hidden_size))
+        return exact, run
     except (RuntimeError, AttributeError, NotImplementedError):
-        return KernelFigure(name, False, ())
+        return False, None
 
 
 def is_exact(name: str, width: int) -> bool:
@@ -172,7 +187,7 @@ def _product_is_exact(width: int, columns: int, min_rows: int) -> bool:
     return all(torch.equal(padded_product(rows[:count], weight, min_rows), whole[:count]) for count in counts)
 
 
-def _fp32_run(shape: ModelShape, min_rows: int) -> Callable[[Tensor], Tensor]:
+def _fp32_run(shape: ModelShape, min_rows: int) -> Run:
     weight = torch.randn(shape.hidden_size, 2 * shape.inner_sizes[0])
     return lambda rows: padded_product(rows, weight, min_rows)
 
@@ -260,17 +275,26 @@ def _pick(figures: dict[str, KernelFigure | None], stored_bits: float) -> tuple[
     )
 
 
-def _measure(name: str, exact: bool, run: Callable[[Tensor], Tensor], width: int) -> KernelFigure:
-    return KernelFigure(name, exact, tuple(_best_s(run, torch.randn(count, width)) * 1e6 for count in ROWS))
+def _measure(name: str, exact: bool, run: Run, width: int) -> KernelFigure:
+    return KernelFigure(name, exact, _micros({name: run}, width)[name])
 
 
-def _best_s(run: Callable[[Tensor], Tensor], rows: Tensor, repeat: int = 4) -> float:
-    run(rows)
-    best_s = float("inf")
-    for _ in range(repeat):
-        started_s = time.perf_counter()
+def _micros(runs: Mapping[str, Run], width: int) -> dict[str, tuple[float, ...]]:
+    """The best time of each, by the row counts `ROWS`."""
+    best_s = [_best_s(runs, torch.randn(count, width)) for count in ROWS]
+    return {name: tuple(1e6 * each[name] for each in best_s) for name in runs}
+
+
+def _best_s(runs: Mapping[str, Run], rows: Tensor, repeat: int = 4) -> dict[str, float]:
+    """By turns: a moment in which the machine is slow is one for all of them."""
+    best_s = dict.fromkeys(runs, math.inf)
+    for run in runs.values():
         run(rows)
-        best_s = min(best_s, time.perf_counter() - started_s)
+    for _ in range(repeat):
+        for name, run in runs.items():
+            started_s = time.perf_counter()
+            run(rows)
+            best_s[name] = min(best_s[name], time.perf_counter() - started_s)
     return best_s
 
 

@@ -7,6 +7,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import numpy as np
@@ -163,6 +164,21 @@ def test_where_memory_is_short_each_layer_is_packed_before_more_is_read(checkpoi
     rows = torch.randn(3, checkpoint.shape.hidden_size)
     inline, threaded = (weights.layers[0].qkv.project_normed(rows) for weights in found)
     assert torch.equal(inline, threaded)
+
+
+def test_threads_that_pack_share_the_cores_and_give_them_back(checkpoint: TensorCheckpoint) -> None:
+    before, seen = torch.get_num_threads(), set[int]()
+    torch.set_num_threads(5)
+    try:
+        with closing(Packer(checkpoint.shape, Recipe("fp32"), 8)) as packer:
+            packer.take(checkpoint.tensors())
+            seen.add(packer._begin(torch.get_num_threads).result())
+            packer.finish()
+        with ThreadPoolExecutor(1) as later:
+            after = later.submit(torch.get_num_threads).result()
+        assert (seen, after, torch.get_num_threads()) == ({2}, 5, 5)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_weights_hold_no_packer(checkpoint: TensorCheckpoint) -> None:

@@ -68,6 +68,19 @@ def test_of_exact_kernels_the_leanest_serves_unless_another_is_clearly_quicker(
     assert probe._quickest(figures, 576) == chosen
 
 
+def test_a_slow_moment_is_one_for_all_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two equally quick ones neither is found slower, however the machine's pace changes meanwhile."""
+    now = [0.0]
+
+    def work(rows: Tensor) -> Tensor:
+        now[0] += 1.0 if now[0] < 15.0 else 10.0
+        return rows
+
+    monkeypatch.setattr(probe.time, "perf_counter", lambda: now[0])
+    found = probe._micros({"fbgemm": work, "onednn": work}, 8)
+    assert found["fbgemm"] == found["onednn"] and found["fbgemm"][0] < found["fbgemm"][-1]
+
+
 def test_int4_without_its_kernel_is_served_as_int8(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_measure_int4", lambda *_: None)
     made = choose(shape(), "int4")
@@ -92,7 +105,7 @@ def test_auto_without_the_4_bit_kernel_is_int8(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("bits", [4.5, 16.0])
 def test_a_brief_choice_is_the_same(dtype: str, bits: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for chance."""
-    monkeypatch.setattr(probe, "_best_s", lambda run, rows: 1e-6 * len(run(rows)))
+    monkeypatch.setattr(probe, "_best_s", lambda runs, rows: dict.fromkeys(runs, 1e-6 * len(rows)))
     brief, whole = (choose(shape(), dtype, stored_bits=bits, brief=each) for each in (True, False))
     assert (brief.recipe.dtype, brief.recipe.kernel) == (whole.recipe.dtype, whole.recipe.kernel)
     assert brief.recipe.dtype == "int8" or brief.recipe.min_rows == whole.recipe.min_rows
