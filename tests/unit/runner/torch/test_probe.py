@@ -76,7 +76,7 @@ def test_a_slow_moment_is_one_for_all_kernels(monkeypatch: pytest.MonkeyPatch) -
         now[0] += 1.0 if now[0] < 15.0 else 10.0
         return rows
 
-    monkeypatch.setattr(probe.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr("headrace.runner.torch.probe.time.perf_counter", lambda: now[0])
     found = probe._micros({"fbgemm": work, "onednn": work}, 8)
     assert found["fbgemm"] == found["onednn"] and found["fbgemm"][0] < found["fbgemm"][-1]
 
