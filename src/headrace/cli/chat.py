@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
-from headrace.cli.chat_client import USUAL_URL, ChatClient, Message, parse_url
+from headrace.cli.chat_client import USUAL_URL, ChatClient, Message, NotReady, parse_url
 from headrace.cli.console import check_finite, note
 from headrace.cli.keys import CLIENT_VARIABLE, KEY_HELP, find_key, is_this_machine
 from headrace.cli.models import data_folder
 from headrace.core.errors import HeadraceError, InvalidInput
 
+# Of a model that is being loaded: how long it is waited for, and how often it is asked for.
+_PATIENCE_S = 600.0
+_AGAIN_S = 1.0
 _HELP = "/clear starts over, /exit leaves, Ctrl-C ends a reply"
 
 
@@ -92,7 +96,7 @@ def _say(client: ChatClient, messages: list[Message]) -> str:
     """Show a reply while it comes; what came of it."""
     parts: list[str] = []
     try:
-        for text in client.reply(messages):
+        for text in _reply(client, messages):
             parts.append(text)
             print(_shown(text), end="", flush=True)
         if client.is_cut:
@@ -102,6 +106,23 @@ def _say(client: ChatClient, messages: list[Message]) -> str:
     finally:
         print()
     return "".join(parts)
+
+
+def _reply(client: ChatClient, messages: list[Message]) -> Iterator[str]:
+    """A server that was started a moment ago has no model yet: it is waited for."""
+    give_up_s = time.monotonic() + _PATIENCE_S
+    is_told = False
+    while True:
+        try:
+            yield from client.reply(messages)
+            return
+        except NotReady as error:
+            if time.monotonic() >= give_up_s:
+                raise
+            if not is_told:
+                note(f"{error.message.partition(';')[0]}; waiting for it, Ctrl-C leaves")
+            is_told = True
+        time.sleep(_AGAIN_S)
 
 
 def _shown(text: str) -> str:

@@ -31,6 +31,12 @@ class ServerError(HeadraceError):
     code = "server_error"
 
 
+class NotReady(ServerError):
+    """No worker of the model is there now; one that starts, or starts again, will be."""
+
+    code = "unreachable"
+
+
 class _Delta(Struct):
     content: str | None = None
 
@@ -42,6 +48,7 @@ class _Choice(Struct):
 
 class _Problem(Struct):
     message: str = "the server gave no reason"
+    code: str | None = None
 
 
 class _Chunk(Struct):
@@ -68,10 +75,10 @@ class ChatClient:
             response = connection.getresponse()
             # Not every server that talks can name its models.
             if response.status not in (200, 404):
-                raise ServerError(_reason(response))
+                raise _refusal(response)
 
     def reply(self, messages: Sequence[Message]) -> Iterator[str]:
-        """The reply's text as it comes. Leaving the iterator ends the reply. Raises ServerError."""
+        """The reply's text as it comes. Leaving the iterator ends the reply. Raises ServerError; before any text NotReady."""
         with self._connected() as connection:
             yield from self._stream(connection, messages)
 
@@ -104,7 +111,7 @@ class ChatClient:
         connection.request("POST", f"{self._base}/chat/completions", msgspec.json.encode(body), headers)
         response = connection.getresponse()
         if response.status != 200:
-            raise ServerError(_reason(response))
+            raise _refusal(response)
         self.is_cut = False
         while line := response.readline(_MOST_LINE_BYTES):
             data = line.rstrip(b"\r\n")
@@ -141,7 +148,7 @@ def _decode(data: bytes) -> _Chunk:
         raise ServerError("the server sent what is no chunk of a reply") from None
 
 
-def _reason(response: http.client.HTTPResponse) -> str:
+def _refusal(response: http.client.HTTPResponse) -> ServerError:
     body = response.read(_MOST_LINE_BYTES)
     try:
         problem = msgspec.json.decode(body, type=_Chunk).error
@@ -149,4 +156,5 @@ def _reason(response: http.client.HTTPResponse) -> str:
         problem = None
     retry = response.getheader("Retry-After")
     again = f"; try again in {retry} s" if retry else ""
-    return f"{response.status}: {problem.message if problem else response.reason}{again}"
+    kind = NotReady if problem is not None and problem.code == NotReady.code else ServerError
+    return kind(f"{response.status}: {problem.message if problem else response.reason}{again}")

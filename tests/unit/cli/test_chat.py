@@ -103,6 +103,34 @@ def test_a_reply_that_was_cut_off_says_so(
     assert all(body["max_tokens"] == 512 for path, _, body in server.asked if path.endswith("completions"))
 
 
+NOT_READY = (503, {"Retry-After": "1"}, [b'{"error":{"message":"no worker of m is ready","code":"unreachable"}}'])
+
+
+def test_a_model_that_is_being_loaded_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, server: ChatServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(chat_module, "_AGAIN_S", 0.01)
+    server.answers += [NOT_READY] * 3
+    server.stream(delta("Blue"), DONE)
+    assert run(monkeypatch, server, "", "why?") == 0
+    shown = capsys.readouterr()
+    assert shown.out == "Blue\n" and shown.err.count("503: no worker of m is ready; waiting for it") == 1
+    assert len(server.asked) == 4
+
+
+def test_a_model_that_never_comes_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch, server: ChatServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(chat_module, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(chat_module, "_PATIENCE_S", 0.05)
+    server.answers += [NOT_READY] * 50
+    assert run(monkeypatch, server, "", "why?") == 1
+    assert "no worker of m is ready; try again in 1 s" in capsys.readouterr().err
+    # What is no matter of loading is told at once.
+    server.answers[:] = [(503, {}, [b'{"error":{"message":"full","code":"queue_full"}}'])]
+    assert run(monkeypatch, server, "", "why?") == 1
+
+
 def test_a_conversation_is_kept_cleared_and_survives_an_error(
     monkeypatch: pytest.MonkeyPatch, server: ChatServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
