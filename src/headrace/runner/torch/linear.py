@@ -4,6 +4,7 @@ Owns padding: a product of very few rows takes another path through the library,
 `min_rows`. Knows neither layers nor attention.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,3 +74,20 @@ class Fp32Linear:
     @property
     def size_bytes(self) -> int:
         return self._weight.numel() * 4
+
+
+class JoinedLinear:
+    """One matrix whose lines were packed in parts, each of which gives its columns of the result."""
+
+    def __init__(self, parts: Sequence[Linear]) -> None:
+        self._parts = tuple(parts)
+
+    def project(self, rows: Tensor) -> Tensor:
+        return torch.cat([part.project(rows) for part in self._parts], 1)
+
+    def project_normed(self, rows: Tensor) -> Tensor:
+        return torch.cat([part.project_normed(rows) for part in self._parts], 1)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(part.size_bytes for part in self._parts)

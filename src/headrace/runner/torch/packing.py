@@ -7,6 +7,7 @@ Threads pack: kernels' own forms of a matrix are made by one thread each, and ta
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from threading import BoundedSemaphore, Lock
 from typing import Any, TypeVar
 
@@ -23,7 +24,7 @@ from headrace.runner.torch.feed_forward import PlainFeedForward
 from headrace.runner.torch.int4 import GROUP, Int4Linear
 from headrace.runner.torch.int8 import Int8Linear
 from headrace.runner.torch.kernels import LARGEST, weight_bytes
-from headrace.runner.torch.linear import Fp32Linear, Linear, Norm
+from headrace.runner.torch.linear import Fp32Linear, JoinedLinear, Linear, Norm
 from headrace.runner.torch.planes import RowPlanes
 from headrace.runner.torch.rotation import Rotation
 from headrace.weights.layout import tensor_dims
@@ -121,6 +122,7 @@ class Packer:
         self._layers: dict[int, Future[Layer]] = {}
         self._planes: dict[tuple[int, int], RowPlanes] = {}
         self._planes_lock = Lock()
+        self._num_threads = threads
         # Which share the cores: teams of all of them would wait for each other.
         self._num_cores = torch.get_num_threads()
         share = max(1, self._num_cores // max(1, threads))
@@ -164,11 +166,14 @@ class Packer:
         norm = Norm(self._waiting.pop("model.norm.weight"), self._shape.rms_eps)
         tied = self._shape.tied_embeddings
         lines = embeddings if tied else self._waiting.pop("lm_head.weight")
-        head = self._begin(lambda: self._pack(lines, "head", norm=norm))
+        # When all else is packed: a part for each thread. In integers a line's results do not depend on the others.
+        parts = lines.chunk(self._num_threads) if self._rotated and self._num_threads > 1 else (lines,)
+        head = [self._begin(partial(self._pack, part, "head", norm=norm)) for part in parts]
         if self._rotated:
             embeddings = self._residual.turn_inputs(embeddings)
         layers = tuple(self._layers[index].result() for index in sorted(self._layers))
-        return DecoderWeights(embeddings, layers, head.result())
+        packed = [part.result() for part in head]
+        return DecoderWeights(embeddings, layers, packed[0] if len(packed) == 1 else JoinedLinear(packed))
 
     def _begin(self, pack: Callable[[], Packed]) -> "Future[Packed]":
         """In one of the threads, once there is room for what it packs. A thread is in nobody's mode but its own."""

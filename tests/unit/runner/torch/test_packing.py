@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from headrace.runner.torch import kernels, packing
 from headrace.runner.torch.decoder import DecoderWeights
 from headrace.runner.torch.kernels import KERNELS
+from headrace.runner.torch.linear import JoinedLinear
 from headrace.runner.torch.packing import Packer, Recipe, num_threads
 from headrace.weights.layout import tensor_dims
 from tests.unit.runner.torch.model_rig import TensorCheckpoint, model
@@ -162,8 +163,12 @@ def test_where_memory_is_short_each_layer_is_packed_before_more_is_read(checkpoi
             assert threads or all(layer.done() for layer in packer._layers.values())
             found.append(packer.finish())
     rows = torch.randn(3, checkpoint.shape.hidden_size)
-    inline, threaded = (weights.layers[0].qkv.project_normed(rows) for weights in found)
-    assert torch.equal(inline, threaded)
+    inline, threaded = ([weights.layers[0].qkv, weights.head] for weights in found)
+    for one, other in zip(inline, threaded, strict=True):
+        assert torch.equal(one.project_normed(rows), other.project_normed(rows))
+    # The head is packed in a part for each thread.
+    assert [isinstance(weights.head, JoinedLinear) for weights in found] == [False, True]
+    assert found[0].size_bytes == found[1].size_bytes
 
 
 def test_threads_that_pack_share_the_cores_and_give_them_back(checkpoint: TensorCheckpoint) -> None:
