@@ -48,7 +48,8 @@ class _Choice(Struct):
 
 class _Problem(Struct):
     message: str = "the server gave no reason"
-    code: str | None = None
+    # Some servers have numbers here.
+    code: Any = None
 
 
 class _Chunk(Struct):

@@ -64,6 +64,9 @@ def test_a_refusal_has_its_reason_and_when_to_try_again(server: ChatServer) -> N
     server.answers.append((503, {"Retry-After": "3"}, [b'{"error":{"message":"no worker is ready"}}']))
     with pytest.raises(ServerError, match="503: no worker is ready; try again in 3 s"):
         list(client(server).reply([]))
+    server.answers.append((404, {}, [b'{"error":{"message":"no such model","code":404}}']))
+    with pytest.raises(ServerError, match="404: no such model"):
+        list(client(server).reply([]))
     server.answers.append((502, {}, [b"<html>"]))
     with pytest.raises(ServerError, match="502: Bad Gateway"):
         list(client(server).reply([]))
