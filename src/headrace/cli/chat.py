@@ -20,7 +20,7 @@ from headrace.cli.models import data_folder
 from headrace.core.errors import HeadraceError, InvalidInput
 
 # Of a model that is being loaded: how long it is waited for, and how often it is asked for.
-_PATIENCE_S = 600.0
+_PATIENCE_S = 120.0
 _AGAIN_S = 1.0
 _HELP = "/clear starts over, /exit leaves, Ctrl-C ends a reply"
 
@@ -73,7 +73,9 @@ def _converse(client: ChatClient, beginning: list[Message]) -> None:
         elif line:
             asked = [*history, Message("user", line)]
             try:
-                history = [*asked, Message("assistant", _say(client, asked))]
+                said = _say(client, asked)
+                if said:
+                    history = [*asked, Message("assistant", said)]
             except HeadraceError as error:
                 if not sys.stdin.isatty():
                     raise
@@ -120,7 +122,7 @@ def _reply(client: ChatClient, messages: list[Message]) -> Iterator[str]:
             if time.monotonic() >= give_up_s:
                 raise
             if not is_told:
-                note(f"{error.message.partition(';')[0]}; waiting for it, Ctrl-C leaves")
+                note(f"{error.message.partition(';')[0]}; waiting for it, Ctrl-C stops that")
             is_told = True
         time.sleep(_AGAIN_S)
 

@@ -35,6 +35,7 @@ class NotReady(ServerError):
     """No worker of the model is there now; one that starts, or starts again, will be."""
 
     code = "unreachable"
+    status = 503
 
 
 class _Delta(Struct):
@@ -157,5 +158,6 @@ def _refusal(response: http.client.HTTPResponse) -> ServerError:
         problem = None
     retry = response.getheader("Retry-After")
     again = f"; try again in {retry} s" if retry else ""
-    kind = NotReady if problem is not None and problem.code == NotReady.code else ServerError
+    is_coming = response.status == NotReady.status and problem is not None and problem.code == NotReady.code
+    kind = NotReady if is_coming else ServerError
     return kind(f"{response.status}: {problem.message if problem else response.reason}{again}")

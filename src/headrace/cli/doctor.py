@@ -105,7 +105,7 @@ def _models() -> dict[str, Any]:
 
 
 def _kernels(model: str, dtype: str) -> dict[str, Any]:
-    from headrace.runner.torch.probe import ROWS, choose
+    from headrace.runner.torch.probe import choose
     from headrace.weights.checkpoint import open_checkpoint
     from headrace.worker.assembly import stored_bits
 
@@ -130,14 +130,17 @@ def _kernels(model: str, dtype: str) -> dict[str, Any]:
         "because": list(choice.reasons) or "it was asked for",
         **{
             figure.name: f"{'exact' if figure.exact else 'not exact'}; "
-            + (
-                ", ".join(f"{micros:,.0f} µs at {rows}" for rows, micros in zip(ROWS, figure.micros, strict=True))
-                or "absent"
-            )
+            + (_by_rows(figure.micros) if figure.micros else "absent")
             for figure in choice.figures
             if figure.micros or not figure.exact
         },
     }
+
+
+def _by_rows(micros: tuple[float, ...]) -> str:
+    from headrace.runner.torch.probe import ROWS
+
+    return ", ".join(f"{each:,.0f} µs at {rows}" for rows, each in zip(ROWS, micros, strict=True))
 
 
 def _gpu() -> str:

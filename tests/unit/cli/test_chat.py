@@ -129,9 +129,28 @@ def test_a_model_that_never_comes_is_not_waited_for_without_end(
     server.answers += [NOT_READY] * 50
     assert run(monkeypatch, server, "", "why?") == 1
     assert "no worker of m is ready; try again in 1 s" in capsys.readouterr().err
-    # What is no matter of loading is told at once.
-    server.answers[:] = [(503, {}, [b'{"error":{"message":"full","code":"queue_full"}}'])]
+
+
+def test_what_is_no_matter_of_loading_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch, server: ChatServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.answers += [(503, {}, [b'{"error":{"message":"full","code":"queue_full"}}'])] * 2
     assert run(monkeypatch, server, "", "why?") == 1
+    assert "503: full" in capsys.readouterr().err and len(server.asked) == 1
+
+
+def test_who_stops_waiting_for_a_model_has_said_nothing(
+    monkeypatch: pytest.MonkeyPatch, server: ChatServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("headrace.cli.chat.time.sleep", interrupt)
+    server.answers.append(NOT_READY)
+    server.stream(delta("A"), DONE)
+    assert run(monkeypatch, server, "one\ntwo\n") == 0
+    assert "(stopped)" in capsys.readouterr().err
+    assert [message["content"] for message in server.asked[-1][2]["messages"]] == ["two"]
 
 
 def test_a_conversation_is_kept_cleared_and_survives_an_error(

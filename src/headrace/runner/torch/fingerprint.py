@@ -10,12 +10,16 @@ import torch
 from headrace.runner.torch.attention import Cuts
 from headrace.runner.torch.packing import Recipe
 
+# Of how weights are made from a file's: rotated by threads that compute alone.
+_PACKING = 2
+
 
 def fingerprint(digest: Mapping[str, str], recipe: Recipe, cuts: Cuts) -> str:
     """The integer kernel is left out: all agree to the last bit. Threads are, too: they cut no sum."""
     parts = (
         sorted(digest.items()),
         recipe.numerics(),
+        _PACKING,
         ("kv", "fp32", cuts),
         (str(torch.__version__), platform.machine(), torch.backends.cpu.get_cpu_capability()),
     )

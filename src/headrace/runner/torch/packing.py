@@ -31,8 +31,8 @@ from headrace.weights.layout import tensor_dims
 from headrace.weights.shape import ExpertShape, ModelShape
 
 _LAYER = "model.layers."
-# That pack; so many layers and one more are in memory as they were read, if these are no larger part of what is spare.
-_THREADS = 2
+# That pack, at most; so many layers and one more are in memory as they were read, and these are no larger part of what is spare.
+_MOST_THREADS = 8
 _PART = 0.5
 Packed = TypeVar("Packed")
 
@@ -106,14 +106,20 @@ def num_threads(shape: ModelShape, spare_bytes: float) -> int:
     """That pack, where so much memory is left beside the packed weights. 0: each layer is packed before more is read."""
     sizes = _role_sizes(shape)
     layer_bytes = 4.0 * sum(count for role, (count, _) in sizes.items() if role != "head") / shape.num_layers
-    return _THREADS if (_THREADS + 1) * layer_bytes <= _PART * spare_bytes else 0
+    room = int(_PART * spare_bytes / layer_bytes) - 1
+    return max(0, min(room, torch.get_num_threads(), _MOST_THREADS))
 
 
 class Packer:
     """Takes tensors in any order; `finish` returns the weights or says what is missing. What fails in a thread fails the next
-    call. Then it is closed, which waits for what is being packed."""
+    call. Then it is closed, which waits for what is being packed.
 
-    def __init__(self, shape: ModelShape, recipe: Recipe, max_rows: int, threads: int = _THREADS) -> None:
+    Each thread computes alone: where products are shared among several, their last bits depend on how many there are.
+    Torch takes what a thread says of that for what all that come after it want: one packer at a time.
+    """
+
+    def __init__(self, shape: ModelShape, recipe: Recipe, max_rows: int, threads: int = 2) -> None:
+        """With no `threads` of its own, whoever brings a layer waits until it is packed."""
         self._shape = shape
         self._recipe = recipe
         self._max_rows = max_rows
@@ -122,12 +128,11 @@ class Packer:
         self._layers: dict[int, Future[Layer]] = {}
         self._planes: dict[tuple[int, int], RowPlanes] = {}
         self._planes_lock = Lock()
-        self._num_threads = threads
-        # Which share the cores: teams of all of them would wait for each other.
+        self._is_waited_for = not threads
+        self._num_threads = max(1, threads)
         self._num_cores = torch.get_num_threads()
-        share = max(1, self._num_cores // max(1, threads))
-        self._pool = ThreadPoolExecutor(threads, "pack", torch.set_num_threads, (share,)) if threads else None
-        self._room = BoundedSemaphore(max(1, threads))
+        self._pool = ThreadPoolExecutor(self._num_threads, "pack", torch.set_num_threads, (1,))
+        self._room = BoundedSemaphore(self._num_threads)
         self._failed: list[Future[Any]] = []
         self._rotated = recipe.dtype == "int8"
         self._residual = Rotation(shape.hidden_size)
@@ -150,10 +155,8 @@ class Packer:
                 self._pack_if_whole(_layer_of(name), name.split(".", 3)[3])
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            # What a thread says of itself some libraries take to be said of all.
-            torch.set_num_threads(self._num_cores)
+        self._pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(self._num_cores)
 
     def finish(self) -> DecoderWeights:
         missing = [index for index in range(self._shape.num_layers) if index not in self._layers]
@@ -166,14 +169,20 @@ class Packer:
         norm = Norm(self._waiting.pop("model.norm.weight"), self._shape.rms_eps)
         tied = self._shape.tied_embeddings
         lines = embeddings if tied else self._waiting.pop("lm_head.weight")
-        # When all else is packed: a part for each thread. In integers a line's results do not depend on the others.
-        parts = lines.chunk(self._num_threads) if self._rotated and self._num_threads > 1 else (lines,)
-        head = [self._begin(partial(self._pack, part, "head", norm=norm)) for part in parts]
-        if self._rotated:
-            embeddings = self._residual.turn_inputs(embeddings)
+        turn = partial(self._residual.turn_inputs, embeddings)
+        turned = self._begin(turn if self._rotated else lambda: embeddings)
+        head = [self._begin(partial(self._pack, part, "head", norm=norm)) for part in self._head_parts(lines)]
         layers = tuple(self._layers[index].result() for index in sorted(self._layers))
         packed = [part.result() for part in head]
-        return DecoderWeights(embeddings, layers, packed[0] if len(packed) == 1 else JoinedLinear(packed))
+        return DecoderWeights(turned.result(), layers, packed[0] if len(packed) == 1 else JoinedLinear(packed))
+
+    def _head_parts(self, lines: Tensor) -> tuple[Tensor, ...]:
+        """One for each thread. They end where rotation cuts its products, so that these are as large as of the whole."""
+        if not self._rotated:
+            return (lines,)
+        step = self._residual.lines_at_once
+        each = -(-len(lines) // (self._num_threads * step)) * step
+        return torch.split(lines, each)
 
     def _begin(self, pack: Callable[[], Packed]) -> "Future[Packed]":
         """In one of the threads, once there is room for what it packs. A thread is in nobody's mode but its own."""
@@ -182,10 +191,6 @@ class Packer:
             with torch.inference_mode():
                 return pack()
 
-        if self._pool is None:
-            done: Future[Packed] = Future()
-            done.set_result(run())
-            return done
         # What a thread calls back holds no packer: that would be a cycle with all the layers in it.
         room, failed = self._room, self._failed
 
@@ -199,6 +204,8 @@ class Packer:
             failed[0].result()
         begun = self._pool.submit(run)
         begun.add_done_callback(note)
+        if self._is_waited_for:
+            begun.result()
         return begun
 
     def _pack_if_whole(self, index: int, came: str) -> None:

@@ -17,11 +17,13 @@ class Rotation:
 
     def __init__(self, size: int) -> None:
         self._factors = [_factor(width) for width in _split(size)]
+        # Larger products, or smaller ones, may have other last bits.
+        self.lines_at_once = max(1, _SLICE // size)
 
     def turn_inputs(self, weight: Tensor) -> Tensor:
         """weight [n, size] -> weight Q: the layer now reads rotated rows."""
         turned = torch.empty(weight.shape)
-        step = max(1, _SLICE // weight.shape[1])
+        step = self.lines_at_once
         for start in range(0, weight.shape[0], step):
             turned[start : start + step] = self._turn_rows(weight[start : start + step])
         return turned

@@ -2,13 +2,15 @@
 
 import gc
 import math
+import subprocess
+import sys
 import threading
 import time
 import warnings
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import numpy as np
 import pytest
@@ -19,12 +21,21 @@ from numpy.typing import NDArray
 from headrace.runner.torch import kernels, packing
 from headrace.runner.torch.decoder import DecoderWeights
 from headrace.runner.torch.kernels import KERNELS
-from headrace.runner.torch.linear import JoinedLinear
 from headrace.runner.torch.packing import Packer, Recipe, num_threads
 from headrace.weights.layout import tensor_dims
 from tests.unit.runner.torch.model_rig import TensorCheckpoint, model
 
 pytestmark = pytest.mark.unit
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -154,8 +165,10 @@ def test_an_engine_that_is_not_there_changes_nothing() -> None:
 def test_where_memory_is_short_each_layer_is_packed_before_more_is_read(checkpoint: TensorCheckpoint) -> None:
     shape = replace(checkpoint.shape, num_layers=2)
     layer = sum(4 * math.prod(dims) for name, dims in tensor_dims(shape).items() if ".0." in name and len(dims) > 1)
-    assert num_threads(shape, 6 * layer) == 2
-    assert num_threads(shape, 6 * layer - 1) == num_threads(shape, -1) == 0
+    with torch_threads(2):
+        assert [num_threads(shape, spare * layer) for spare in (100, 6, 5.9, 4, 3.9, -1)] == [2, 2, 1, 1, 0, 0]
+    with torch_threads(64):
+        assert num_threads(shape, 1000 * layer) == 8
     found = []
     for threads in (0, 2):
         with closing(Packer(checkpoint.shape, Recipe("int8"), 8, threads)) as packer:
@@ -166,24 +179,57 @@ def test_where_memory_is_short_each_layer_is_packed_before_more_is_read(checkpoi
     inline, threaded = ([weights.layers[0].qkv, weights.head] for weights in found)
     for one, other in zip(inline, threaded, strict=True):
         assert torch.equal(one.project_normed(rows), other.project_normed(rows))
-    # The head is packed in a part for each thread.
-    assert [isinstance(weights.head, JoinedLinear) for weights in found] == [False, True]
     assert found[0].size_bytes == found[1].size_bytes
 
 
-def test_threads_that_pack_share_the_cores_and_give_them_back(checkpoint: TensorCheckpoint) -> None:
-    before, seen = torch.get_num_threads(), set[int]()
-    torch.set_num_threads(5)
-    try:
-        with closing(Packer(checkpoint.shape, Recipe("fp32"), 8)) as packer:
-            packer.take(checkpoint.tensors())
-            seen.add(packer._begin(torch.get_num_threads).result())
-            packer.finish()
-        with ThreadPoolExecutor(1) as later:
-            after = later.submit(torch.get_num_threads).result()
-        assert (seen, after, torch.get_num_threads()) == ({2}, 5, 5)
-    finally:
-        torch.set_num_threads(before)
+def test_threads_that_pack_compute_alone_and_leave_torch_as_it_was(checkpoint: TensorCheckpoint) -> None:
+    with torch_threads(5):
+        for threads in (0, 3):
+            with closing(Packer(checkpoint.shape, Recipe("fp32"), 8, threads)) as packer:
+                packer.take(checkpoint.tensors())
+                assert packer._begin(torch.get_num_threads).result() == 1
+                packer.finish()
+            with ThreadPoolExecutor(1) as later:
+                after = later.submit(torch.get_num_threads).result()
+            assert (after, torch.get_num_threads()) == (5, 5)
+
+
+# Of a model wide enough for libraries to share a product: everything that was made of its tensors.
+_PACKED = """
+import hashlib, sys
+import numpy as np, torch
+from contextlib import closing
+from headrace.runner.torch.linear import JoinedLinear
+from headrace.runner.torch.packing import Packer, Recipe
+from headrace.weights.layout import tensor_dims
+from headrace.weights.shape import ModelShape
+
+shape = ModelShape("llama", 576, 1, 9, 3, 64, 768, 4001, 512, 1e-5, 1e4, tied_embeddings=True)
+chance = np.random.default_rng(0)
+tensors = {name: chance.standard_normal(dims, np.float32) for name, dims in tensor_dims(shape).items()}
+rows = torch.from_numpy(chance.standard_normal((3, 576), np.float32))
+for cores, threads in ((1, 0), (2, 0), (2, 2), (2, 3)):
+    torch.set_num_threads(cores)
+    with closing(Packer(shape, Recipe("int8"), 8, threads)) as packer:
+        packer.take(tensors.items())
+        weights = packer.finish()
+    torch.set_num_threads(1)
+    layer = weights.layers[0]
+    made = (weights.embeddings, layer.qkv.project_normed(rows), layer.out.project(rows), weights.head.project_normed(rows))
+    digest = hashlib.sha256(b"".join(each.numpy().tobytes() for each in made)).hexdigest()
+    print(digest, isinstance(weights.head, JoinedLinear))
+"""
+
+
+@pytest.mark.parametrize("instructions", ["AVX2", "AVX512"])
+def test_packed_bits_depend_neither_on_cores_nor_on_threads(instructions: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere than with Intel's library the first variable is not heard."""
+    monkeypatch.setenv("MKL_ENABLE_INSTRUCTIONS", instructions)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    done = subprocess.run([sys.executable, "-c", _PACKED], capture_output=True, text=True, check=True)
+    digests, joined = zip(*(line.split() for line in done.stdout.splitlines()), strict=True)
+    assert len(digests) == 4 and len(set(digests)) == 1
+    assert joined == ("False", "False", "True", "True")
 
 
 def test_weights_hold_no_packer(checkpoint: TensorCheckpoint) -> None:
