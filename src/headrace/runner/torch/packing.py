@@ -34,6 +34,8 @@ _LAYER = "model.layers."
 # That pack, at most; so many layers and one more are in memory as they were read, and these are no larger part of what is spare.
 _MOST_THREADS = 8
 _PART = 0.5
+# Of the head: each is a product more in every step.
+_MOST_HEAD_PARTS = 2
 Packed = TypeVar("Packed")
 
 # Planes of (activations, weights) by role: 8 and 7 bits, or 15 and 14 where SmolLM2 needs them to choose the same token as
@@ -177,11 +179,11 @@ class Packer:
         return DecoderWeights(turned.result(), layers, packed[0] if len(packed) == 1 else JoinedLinear(packed))
 
     def _head_parts(self, lines: Tensor) -> tuple[Tensor, ...]:
-        """One for each thread. They end where rotation cuts its products, so that these are as large as of the whole."""
+        """For several threads. They end where rotation cuts its products, so that these are as large as of the whole."""
         if not self._rotated:
             return (lines,)
         step = self._residual.lines_at_once
-        each = -(-len(lines) // (self._num_threads * step)) * step
+        each = -(-len(lines) // (min(self._num_threads, _MOST_HEAD_PARTS) * step)) * step
         return torch.split(lines, each)
 
     def _begin(self, pack: Callable[[], Packed]) -> "Future[Packed]":
