@@ -21,7 +21,7 @@ from headrace.core.errors import HeadraceError, InvalidInput
 
 # Of a model that is being loaded: how long it is waited for, and how often it is asked for.
 _PATIENCE_S = 120.0
-_AGAIN_S = 1.0
+_AGAIN_S = 2.0
 _HELP = "/clear starts over, /exit leaves, Ctrl-C ends a reply"
 
 
@@ -90,7 +90,8 @@ def _lines() -> Iterator[str]:
         try:
             yield input("> " if sys.stdin.isatty() else "").strip()
         except (EOFError, KeyboardInterrupt):
-            print()
+            if sys.stdin.isatty():
+                print()
             return
 
 
@@ -105,8 +106,11 @@ def _say(client: ChatClient, messages: list[Message]) -> str:
             note(" (cut off; --max-tokens says how long a reply may be)")
     except KeyboardInterrupt:
         note(" (stopped)")
-    finally:
-        print()
+    except HeadraceError:
+        if parts:
+            print()
+        raise
+    print()
     return "".join(parts)
 
 

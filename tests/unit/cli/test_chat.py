@@ -136,7 +136,8 @@ def test_what_is_no_matter_of_loading_is_told_at_once(
 ) -> None:
     server.answers += [(503, {}, [b'{"error":{"message":"full","code":"queue_full"}}'])] * 2
     assert run(monkeypatch, server, "", "why?") == 1
-    assert "503: full" in capsys.readouterr().err and len(server.asked) == 1
+    told = capsys.readouterr()
+    assert "503: full" in told.err and told.out == "" and len(server.asked) == 1
 
 
 def test_who_stops_waiting_for_a_model_has_said_nothing(
@@ -165,7 +166,7 @@ def test_a_conversation_is_kept_cleared_and_survives_an_error(
     said = [[message["content"] for message in body["messages"]] for _, _, body in server.asked]
     assert said == [["s", "one"], ["s", "one", "A", "two"], ["s", "one", "A", "three"], ["s", "four"]]
     shown = capsys.readouterr()
-    assert shown.out.replace("> ", "") == "A\n\nC\nD\n" and "error: 500" in shown.err and "/clear" in shown.err
+    assert shown.out.replace("> ", "") == "A\nC\nD\n" and "error: 500" in shown.err and "/clear" in shown.err
 
 
 def test_nobody_is_greeted_where_nobody_is_there_or_the_key_is_not_taken(
@@ -181,7 +182,7 @@ def test_nobody_is_greeted_where_nobody_is_there_or_the_key_is_not_taken(
     server.stream(delta("A"), DONE)
     assert run(monkeypatch, server, "one\n") == 0
     printed = capsys.readouterr()
-    assert printed.out == "A\n\n" and "/clear" in printed.err
+    assert printed.out == "A\n" and "/clear" in printed.err
 
 
 def test_a_script_ends_with_the_error_that_it_gets(
@@ -206,7 +207,7 @@ def test_ctrl_c_ends_the_reply_and_keeps_what_came(
     server.stream(delta("half"), delta(" never shown"), DONE)
     server.stream(delta("B"), DONE)
     assert run(monkeypatch, server, "one\ntwo\n") == 0
-    assert capsys.readouterr().out == "half\nB\n\n"
+    assert capsys.readouterr().out == "half\nB\n"
     assert [message["content"] for message in server.asked[1][2]["messages"]] == ["one", "half", "two"]
 
 
