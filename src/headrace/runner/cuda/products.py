@@ -12,9 +12,11 @@ from torch import Tensor
 
 # Elements of a matrix that is large.
 LARGE = 1 << 24
-# Where cuBLASLt's own choice of kernel is the faster one, measured on an H200: large matrices, and these rows.
-_FLAT_ROWS = range(25, 97)
-_TALL_ROWS = range(49, 65)
+# Where cuBLASLt's own choice of kernel is the faster one, measured on an H200: large matrices, and these rows. Flat ones have at
+# least as many columns as lines, steep ones twice as many lines.
+_FLAT_ROWS = range(25, 257)
+_TALL_ROWS = (*range(49, 65), *range(97, 257))
+_STEEP_ROWS = range(49, 65)
 
 
 def library_product(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
@@ -57,7 +59,7 @@ def fastest_product(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tens
     if note(kind, partial(fastest_product, rows, weight, bias, out)):
         return
     height, width = weight.shape
-    chosen = _FLAT_ROWS if width >= height else _TALL_ROWS
+    chosen = _FLAT_ROWS if width >= height else (_TALL_ROWS if 2 * width > height else _STEEP_ROWS)
     if not rows.is_cuda or len(rows) not in chosen or weight.numel() < LARGE:
         library_product(rows, weight, bias, out)
         return
