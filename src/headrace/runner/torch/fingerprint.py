@@ -10,8 +10,8 @@ import torch
 from headrace.runner.torch.attention import Cuts
 from headrace.runner.torch.packing import Recipe
 
-# Of how weights are made from a file's: rotated by threads that compute alone.
-_PACKING = 2
+# Of how weights are made from a file's: rotated by threads that compute alone, a factor at a time where it lies.
+_PACKING = 3
 
 
 def fingerprint(digest: Mapping[str, str], recipe: Recipe, cuts: Cuts) -> str:

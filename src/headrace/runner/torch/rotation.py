@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 _LARGEST_HADAMARD = 64
+# Where it is the only one: many products of two rows each would take longer.
+_LARGEST_ALONE = 128
 # Weights that are turned at a time: few enough to stay in a processor's cache.
 _SLICE = 1 << 18
 
@@ -29,14 +31,14 @@ class Rotation:
         return turned
 
     def _turn_rows(self, weight: Tensor) -> Tensor:
-        shape = weight.shape
-        turned = weight.reshape(-1, *(factor.shape[0] for factor in self._factors))
-        turned = turned @ self._factors[-1]
-        for axis, factor in enumerate(self._factors[:-1], start=1):
-            # One product of [width, everything else] is faster than many small ones.
-            front = torch.movedim(turned, axis, 0)
-            turned = torch.movedim((factor.t() @ front.reshape(factor.shape[0], -1)).view(front.shape), 0, axis)
-        return turned.reshape(shape)
+        last = self._factors[-1]
+        turned = weight.reshape(-1, last.shape[0]) @ last
+        behind = last.shape[0]
+        for factor in reversed(self._factors[:-1]):
+            width = factor.shape[0]
+            turned = factor.t() @ turned.view(-1, width, behind)
+            behind *= width
+        return turned.view(weight.shape)
 
     def turn_outputs(self, weight: Tensor) -> Tensor:
         """weight [size, k], or a bias [size] -> Qᵀ weight: the layer now writes rotated rows."""
@@ -46,15 +48,15 @@ class Rotation:
 
 
 def _split(size: int) -> list[int]:
-    """Factors of `size`: powers of two up to 64, the largest last, and before them what is left."""
-    factors = []
-    while size % 2 == 0:
-        power = 2
-        while power < _LARGEST_HADAMARD and size % (2 * power) == 0:
-            power *= 2
-        factors.append(power)
-        size //= power
-    return [*([size] if size > 1 or not factors else []), *reversed(factors)]
+    """Factors of `size`: powers of two, the largest last, and before them what is left."""
+    power = size & -size
+    odd = size // power
+    most = power if power <= _LARGEST_ALONE else _LARGEST_HADAMARD
+    powers = []
+    while power > 1:
+        powers.append(min(most, power))
+        power //= powers[-1]
+    return [*([odd] if odd > 1 or not powers else []), *reversed(powers)]
 
 
 def _factor(width: int) -> Tensor:

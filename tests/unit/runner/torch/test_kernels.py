@@ -121,6 +121,29 @@ def test_groups_return_what_four_bits_can_hold() -> None:
     assert (again.view(4, -1) - weight).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("size", "factors"),
+    [
+        (1, [1]),
+        (7, [7]),
+        (64, [64]),
+        (96, [3, 32]),
+        (128, [128]),
+        (256, [4, 64]),
+        (576, [9, 64]),
+        (896, [7, 128]),
+        (5120, [5, 16, 64]),
+    ],
+)
+def test_a_rotation_is_the_product_of_its_factors(size: int, factors: list[int]) -> None:
+    torch.manual_seed(1)
+    whole, weight = torch.ones(1, 1, dtype=torch.float64), torch.randn(3, size)
+    for width in factors:
+        whole = torch.kron(whole, Rotation(width).turn_inputs(torch.eye(width)).double())
+    assert (whole @ whole.t() - torch.eye(size)).abs().max() < 1e-5
+    assert (Rotation(size).turn_inputs(weight) - weight.double() @ whole).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize("size", [64, 96, 576, 7, 4096])
 def test_rotations_keep_products(size: int) -> None:
     torch.manual_seed(1)
