@@ -124,7 +124,7 @@ def mount_torch(
         with ThreadPoolExecutor(1, "lexicon") as beside:
 
             def progress(done: int, total: int) -> None:
-                report(done / max(total, 1), f"loading {path.stem}")
+                report(done / max(total, 1), path.stem)
                 # Not before: it holds Python's lock, and those who read weights would wait. A card may compile still.
                 if done >= total and not making:
                     making.append(beside.submit(lexicon))
