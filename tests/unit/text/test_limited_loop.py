@@ -79,7 +79,11 @@ def test_a_job_that_was_refused_is_not_kept_for_the_garbage_collector(
                 await render(pool, template)
             except InvalidInput as error:
                 refused.append(weakref.ref(error))
-        await asyncio.sleep(0)
+        # A thread that told of one may not have gone on yet.
+        for _ in range(500):
+            await asyncio.sleep(0.01)
+            if not any(error() for error in refused):
+                break
         return [error() for error in refused]
 
     gc.disable()
