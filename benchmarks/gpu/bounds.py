@@ -32,12 +32,13 @@ from headrace.core.plan import Plan
 from headrace.engine.loop import Engine
 from headrace.runner.cuda.buckets import row_buckets, token_buckets
 from headrace.runner.cuda.kernels.clustered_product import (
-    can_cluster,
     clustered_gate,
     clustered_sum,
     gate_width,
     is_worth_summing,
 )
+from headrace.runner.cuda.kernels.clusters import can_cluster
+from headrace.runner.cuda.kernels.crossed_product import crossed_gate, crossed_parts, crossed_sums, is_worth_crossing
 from headrace.runner.cuda.kernels.streamed_product import (
     is_worth_streaming,
     is_worth_streaming_alone,
@@ -109,6 +110,11 @@ def _ways(rows: torch.Tensor, weight: torch.Tensor) -> Iterator[Callable[..., No
     clusters = torch.cuda.get_device_properties(rows.device).multi_processor_count // 2
     if not can_cluster(rows.device):
         return
+    if is_worth_crossing(rows, weight, clusters):
+        yield lambda read, matrix, out: crossed_gate(read, matrix, _narrow(out))
+    if number := crossed_parts(rows, weight, clusters):
+        parts = torch.empty(number, len(rows), len(weight), device="cuda")
+        yield lambda read, matrix, out: crossed_sums(read, matrix, parts)
     if wide := gate_width(rows, weight, clusters):
         yield lambda read, matrix, out: clustered_gate(read, matrix, _narrow(out), wide, clusters)
     if is_worth_summing(rows, weight, clusters):

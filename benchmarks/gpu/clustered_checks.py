@@ -10,11 +10,11 @@ from torch import Tensor
 from headrace.runner.cuda.kernels import plain
 from headrace.runner.cuda.kernels.clustered_product import (
     GATE_WIDTHS,
-    can_cluster,
     clustered_gate,
     clustered_sum,
     clustered_turn,
 )
+from headrace.runner.cuda.kernels.clusters import can_cluster
 from headrace.runner.cuda.kernels.norms import rms_norm
 from headrace.runner.cuda.ops import Turn
 
@@ -57,14 +57,14 @@ def clustered_checks() -> Iterator[tuple[str, float, float]]:
             )
 
 
-def _ahead(rows: Tensor) -> Tensor:
+def ahead(rows: Tensor) -> Tensor:
     """The same, with what is no number behind them."""
     room = poisoned(len(rows) + _BEHIND, rows.shape[1])
     room[: len(rows)] = rows
     return room[: len(rows)]
 
 
-def _into(before: Tensor, fill: Callable[[Tensor], object]) -> Tensor:
+def into(before: Tensor, fill: Callable[[Tensor], object]) -> Tensor:
     """What became of `before`; all that is no number where anything behind it has changed."""
     room = normal(len(before) + _BEHIND, before.shape[1])
     room[: len(before)] = before
@@ -76,13 +76,13 @@ def _into(before: Tensor, fill: Callable[[Tensor], object]) -> Tensor:
 
 def gate_check(rows: int, height: int, width: int, wide: int, clusters: int) -> float:
     x, weight = normal(rows, width), normal(2 * height, width) * 0.05
-    out = _into(poisoned(rows, height), lambda out: clustered_gate(_ahead(x), weight, out, wide, clusters))
+    out = into(poisoned(rows, height), lambda out: clustered_gate(ahead(x), weight, out, wide, clusters))
     return worst_row_error(out, plain.silu_mul(x.double() @ weight.double().t()))
 
 
 def sum_check(rows: int, height: int, width: int, clusters: int) -> float:
     x, weight, before = normal(rows, width), normal(height, width) * 0.05, normal(rows, height)
-    out = _into(before, lambda out: clustered_sum(_ahead(x), weight, out, clusters))
+    out = into(before, lambda out: clustered_sum(ahead(x), weight, out, clusters))
     return worst_row_error(out, before.double() + x.double() @ weight.double().t())
 
 
@@ -104,11 +104,11 @@ def turn_check(rows: int, heads: int, kv_heads: int, width: int, clusters: int, 
     def fill(qkv: Tensor) -> None:
         def ask(queries: Tensor) -> None:
             turn = Turn(positions, cells, *tables, queries.view(rows, heads, dim), keys, values)
-            clustered_turn(_ahead(x), weight, qkv, turn, clusters)
+            clustered_turn(ahead(x), weight, qkv, turn, clusters)
 
-        asked.append(_into(poisoned(rows, heads * dim), ask))
+        asked.append(into(poisoned(rows, heads * dim), ask))
 
-    qkv = _into(poisoned(rows, len(weight)), fill).view(rows, -1, dim)
+    qkv = into(poisoned(rows, len(weight)), fill).view(rows, -1, dim)
     q, k, v = plain.rotary(x.double() @ weight.double().t(), positions, *tables, heads, kv_heads)
     errors = [worst_row_error(asked[0].view(rows, heads, dim), q)]
     errors.append(worst_row_error(qkv[:, heads:], torch.cat((k, v), 1)))

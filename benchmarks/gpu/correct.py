@@ -65,7 +65,7 @@ def run_sections(family: Family, device: torch.device, only: set[str], *, quick:
 def _may_cluster(device: torch.device) -> bool:
     if device.type != "cuda":
         return False
-    from headrace.runner.cuda.kernels.clustered_product import can_cluster
+    from headrace.runner.cuda.kernels.clusters import can_cluster
 
     return can_cluster(device)
 

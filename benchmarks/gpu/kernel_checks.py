@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import torch
 from clustered_checks import clustered_checks
+from crossed_checks import crossed_checks
 from eight_checks import eight_checks
 from expert_checks import expert_checks
 from kernel_rig import (
@@ -59,6 +60,7 @@ def all_checks(seed: int) -> Iterator[Outcome]:
     yield from row_checks()
     yield from product_checks()
     yield from clustered_checks()
+    yield from crossed_checks()
     yield from turned_checks(chance)
     yield from sampling_checks()
     yield from expert_checks()

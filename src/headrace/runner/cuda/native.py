@@ -15,7 +15,9 @@ from headrace.core.errors import RunnerFailed
 
 _MAX_DYNAMIC_SHARED = 8
 _STARTS_EARLY = 6
-_BF16, _SWIZZLE_128, _PROMOTE_128 = 9, 3, 2
+_BF16, _PROMOTE_128 = 9, 2
+# By the bytes of a line in shared memory.
+_SWIZZLES = {64: 2, 128: 3}
 _MAJORS = ("13", "12")
 _TYPES = "typedef unsigned short u16;\ntypedef unsigned int u32;\ntypedef unsigned long long u64;\n"
 
@@ -49,7 +51,7 @@ def can_run(architecture: str) -> bool:
     # The driver needs a context, which memory brings.
     torch.empty(1, device="cuda")
     try:
-        Kernel('extern "C" __global__ void nothing() {}', "nothing", 0, architecture)
+        Kernel(compile_source('extern "C" __global__ void nothing() {}', architecture), "nothing", 0)
     except (RunnerFailed, RuntimeError):
         return False
     return True
@@ -65,27 +67,41 @@ def compiler_version() -> str:
 
 
 def tile_map(matrix: Tensor, lines: int, columns: int, count: int | None = None) -> Map:
-    """Of tiles of a matrix in bf16, swizzled in shared memory, whose lines have at most 128 bytes there. Of its lines only
+    """Of tiles of a matrix in bf16, swizzled in shared memory, whose lines have 64 or 128 bytes there. Of its lines only
     the first `count` are written, or more are read than it seems to have."""
+    height, width = matrix.shape
+    return _map(matrix, (width, height if count is None else count), (matrix.stride(0),), (columns, lines))
+
+
+def pair_map(matrix: Tensor, eights: int, columns: int) -> Map:
+    """Of tiles of two halves of a matrix's lines by turns, eight of each, so many times `eights`. Its places are a column,
+    0, 0, and the eights before it."""
+    height, width = len(matrix) // 2, matrix.shape[1]
+    assert matrix.is_contiguous() and len(matrix) % 16 == 0
+    return _map(matrix, (width, 8, 2, height // 8), (width, height * width, 8 * width), (columns, 8, 2, eights))
+
+
+def _map(matrix: Tensor, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> Map:
+    """All in elements, columns first; they lie side by side."""
     assert matrix.dtype == torch.bfloat16 and matrix.stride(1) == 1 and matrix.data_ptr() % 16 == 0
     room = ctypes.create_string_buffer(ctypes.sizeof(Map) + 64)
     # The driver wants it at 64 bytes.
-    at = -(-ctypes.addressof(room) // 64) * 64
-    sizes = (ctypes.c_uint64 * 2)(matrix.shape[1], matrix.shape[0] if count is None else count)
-    strides = (ctypes.c_uint64 * 1)(matrix.stride(0) * matrix.itemsize)
-    box, steps = (ctypes.c_uint32 * 2)(columns, lines), (ctypes.c_uint32 * 2)(1, 1)
-    where = (ctypes.c_void_p(at), _BF16, 2, ctypes.c_void_p(matrix.data_ptr()))
-    _check(_driver().cuTensorMapEncodeTiled(*where, sizes, strides, box, steps, 0, _SWIZZLE_128, _PROMOTE_128, 0))
+    at, count = -(-ctypes.addressof(room) // 64) * 64, len(sizes)
+    longs, words = ctypes.c_uint64 * count, ctypes.c_uint32 * count
+    apart = (ctypes.c_uint64 * (count - 1))(*(stride * matrix.itemsize for stride in strides))
+    where = (ctypes.c_void_p(at), _BF16, count, ctypes.c_void_p(matrix.data_ptr()))
+    told = (longs(*sizes), apart, words(*box), words(*(1,) * count))
+    swizzle = _SWIZZLES[box[0] * matrix.itemsize]
+    _check(_driver().cuTensorMapEncodeTiled(*where, *told, 0, swizzle, _PROMOTE_128, 0))
     return Map.from_buffer_copy(ctypes.string_at(at, ctypes.sizeof(Map)))
 
 
 class Kernel:
-    """One function of a source, on the current device."""
+    """One function of what `compile_source` made, on the current device."""
 
-    def __init__(self, source: str, name: str, shared_bytes: int, architecture: str) -> None:
+    def __init__(self, image: bytes, name: str, shared_bytes: int) -> None:
         self._shared_bytes = shared_bytes
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
-        image = compile_source(source, architecture)
         _check(_driver().cuModuleLoadData(ctypes.byref(self._module), image))
         _check(_driver().cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()))
         if shared_bytes:

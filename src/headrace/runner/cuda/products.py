@@ -6,6 +6,7 @@ Libraries are asked while a graph is captured, so that the choice costs a step n
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,17 +28,24 @@ def library_product(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tens
         torch.addmm(bias, rows, weight.t(), out=out)
 
 
+class Noted(NamedTuple):
+    """A product to be made later, and the source that must be compiled for it, if it is one of our own."""
+
+    make: Callable[[], None]
+    source: str
+
+
 # By kind, while they are only noted.
-_noted: dict[Hashable, Callable[[], None]] | None = None
+_noted: dict[Hashable, Noted] | None = None
 
 
 @contextmanager
-def products_noted() -> Iterator[list[Callable[[], None]]]:
+def products_noted() -> Iterator[list[Noted]]:
     """Inside, on any thread, nothing is multiplied; one product of each kind is in the list afterwards, to be made then:
-    the first of a kind takes long, for the library looks for a kernel and loads it."""
+    the first of a kind takes long, for the library looks for a kernel and loads it, or ours is compiled."""
     global _noted
     _noted = {}
-    made: list[Callable[[], None]] = []
+    made: list[Noted] = []
     try:
         yield made
         made.extend(_noted.values())
@@ -45,11 +53,12 @@ def products_noted() -> Iterator[list[Callable[[], None]]]:
         _noted = None
 
 
-def note(kind: Hashable, product: Callable[[], None]) -> bool:
+def note(kind: Hashable, product: Callable[[], None], source: Callable[[], str] = str) -> bool:
     """Whether products are only noted now: then this one is, if it is the first of its kind."""
     if _noted is None:
         return False
-    _noted.setdefault(kind, product)
+    if kind not in _noted:
+        _noted[kind] = Noted(product, source())
     return True
 
 

@@ -19,13 +19,20 @@ from headrace.runner.cuda.kernels import experts as mixture
 from headrace.runner.cuda.kernels import rotary_write as rotary
 from headrace.runner.cuda.kernels import row_product as one_row
 from headrace.runner.cuda.kernels.clustered_product import (
-    can_cluster,
     clustered_gate,
     clustered_sum,
     clustered_turn,
     gate_width,
     is_worth_summing,
     is_worth_turning,
+)
+from headrace.runner.cuda.kernels.clusters import can_cluster
+from headrace.runner.cuda.kernels.crossed_product import (
+    MOST_SUMS,
+    crossed_gate,
+    crossed_parts,
+    crossed_sums,
+    is_worth_crossing,
 )
 from headrace.runner.cuda.kernels.decode_attention import DecodeScratch, decode_attention, decode_config, last_config
 from headrace.runner.cuda.kernels.early import starts_early
@@ -112,6 +119,9 @@ class TritonOps(PartedOps):
         self._may_fuse = shared_bytes >= FUSED_BYTES and (device.type != "cuda" or starts_early(device))
         multiprocessors = _multiprocessors(device)
         self._clusters = multiprocessors // 2 if can_cluster(device) and not self.row_exact else 0
+        # What products leave in parts for the norm behind them.
+        room = MOST_SUMS * shape.hidden_size if self._clusters else 0
+        self._sums = torch.empty(room, dtype=torch.float32, device=device)
         self._queue = TileQueue.make(multiprocessors, device)
         self._stretches: StretchScratch | None = None
         if self._may_stream and not self.row_exact and can_stream_decode(*heads):
@@ -219,8 +229,9 @@ class TritonOps(PartedOps):
             super().turn_rows(rows, weight, bias, qkv, turn, in_place=in_place)
 
     def gate_rows(self, rows: Tensor, weight: Tensor, room: Tensor, out: Tensor) -> None:
-        wide = gate_width(rows, weight, self._clusters)
-        if wide:
+        if is_worth_crossing(rows, weight, self._clusters):
+            crossed_gate(rows, weight, out)
+        elif wide := gate_width(rows, weight, self._clusters):
             clustered_gate(rows, weight, out, wide, self._clusters)
         else:
             super().gate_rows(rows, weight, room, out)
@@ -236,7 +247,12 @@ class TritonOps(PartedOps):
         eps: float,
         out: Tensor,
     ) -> None:
-        if bias is None and is_worth_summing(rows, weight, self._clusters):
+        number = 0 if bias is not None else crossed_parts(rows, weight, self._clusters)
+        if number:
+            parts = self._sums[: number * residual.numel()].view(number, *residual.shape)
+            crossed_sums(rows, weight, parts)
+            norms.sum_rms_norm(parts, residual, norm, eps, out)
+        elif bias is None and is_worth_summing(rows, weight, self._clusters):
             clustered_sum(rows, weight, residual, self._clusters)
             self.rms_norm(residual, norm, eps, out)
         else:

@@ -18,8 +18,9 @@ from headrace.core.config import EngineConfig
 from headrace.runner.cuda import compilers as compilers_module
 from headrace.runner.cuda import products
 from headrace.runner.cuda.compilers import Compilers, Order
+from headrace.runner.cuda.kernels import ahead
 from headrace.runner.cuda.lane import HostLane
-from headrace.runner.cuda.products import fastest_product, products_noted
+from headrace.runner.cuda.products import Noted, fastest_product, products_noted
 from headrace.runner.cuda.reference_ops import ReferenceOps
 from headrace.runner.cuda.runner import CudaRunner
 from headrace.runner.cuda.weights import Weights, blank_weights, from_checkpoint, weights_bytes
@@ -130,8 +131,19 @@ def test_products_are_noted_once_of_each_kind() -> None:
         assert not out.any()
     assert products._noted is None
     assert len(noted) == 2
-    noted[0]()
+    assert not any(product.source for product in noted)
+    noted[0].make()
     torch.testing.assert_close(out, rows @ weight.t())
+
+
+def test_products_of_our_own_are_made_when_their_source_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(ahead, "compile_clusters", events.append)
+    ours, library = Noted(lambda: events.append("ours"), "source"), Noted(lambda: events.append("library"), "")
+    nowhere: Any = None
+    ahead._make((ours, ours, library), nowhere)
+    assert events.count("source") == 1 and events.index("source") < events.index("ours")
+    assert [event for event in events if event != "source"] == ["library", "ours", "ours"]
 
 
 class _ListeningOps(ReferenceOps):

@@ -13,10 +13,13 @@ from triton import knobs
 from triton.runtime import driver
 
 from headrace.runner.cuda.compilers import Compilers, Order
-from headrace.runner.cuda.products import products_noted
+from headrace.runner.cuda.kernels.clusters import compile_clusters
+from headrace.runner.cuda.products import Noted, products_noted
 
 # A kernel, and how it is to be compiled in Triton's words.
 _Asked = tuple[Any, str]
+# That compile CUDA C++, which holds no lock.
+_MOST_NATIVE = 4
 
 
 @contextmanager
@@ -39,10 +42,19 @@ def compiling(work: Callable[[], object], device: torch.device, compilers: Compi
             _load(kernel, told)
 
 
-def _make(products: tuple[Callable[[], None], ...], stream: torch.cuda.Stream) -> None:
-    with torch.inference_mode(), torch.cuda.stream(stream):
+def _make(products: tuple[Noted, ...], stream: torch.cuda.Stream) -> None:
+    """The libraries look for their kernels while ours are compiled."""
+    sources = {product.source for product in products if product.source}
+    with ThreadPoolExecutor(_MOST_NATIVE, "native") as pool, torch.inference_mode(), torch.cuda.stream(stream):
+        compiled = pool.map(compile_clusters, sources)
         for product in products:
-            product()
+            if not product.source:
+                product.make()
+        for _ in compiled:
+            pass
+        for product in products:
+            if product.source:
+                product.make()
 
 
 def _load_compiled(asked: list[_Asked], compilers: Compilers) -> list[_Asked]:

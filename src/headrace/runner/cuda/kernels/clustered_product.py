@@ -5,20 +5,17 @@ it is CUDA C++, for compute capability 9.0 alone. `benchmarks/gpu/kernels.py` ch
 
 import ctypes
 from functools import cache, partial
-from importlib.resources import files
 
 import torch
 from msgspec import Struct
 from torch import Tensor
 
-from headrace.runner.cuda.kernels.early import capability
+from headrace.runner.cuda.kernels.clusters import ROOM, THREADS, cluster_kernel, cluster_source
 from headrace.runner.cuda.kernels.fused_product import filled
-from headrace.runner.cuda.native import Kernel, can_run, tile_map
+from headrace.runner.cuda.native import Kernel, tile_map
 from headrace.runner.cuda.ops import Turn
 from headrace.runner.cuda.products import LARGE, note
 
-_ARCHITECTURE = "sm_90a"
-_THREADS = 384
 # Lines of a tile: of any product, and of gated ones, whose tiles may fill a card better so.
 WIDE = 256
 GATE_WIDTHS = (WIDE, 224, 192)
@@ -32,8 +29,8 @@ _TALL, _SPAN, _DIM = 128, 64, 128
 _PAIR = 2 * _TALL
 # Row tiles, by pairs, that are computed before the next ones.
 _GROUP = 8
-# Of shared memory: what a block may have, and what panels, barriers and the way to a round address take.
-_ROOM, _BESIDE = 232_448, 4 * 8192 + 1024 + 256
+# Of shared memory, for panels, barriers and the way to a round address.
+_BESIDE = 4 * 8192 + 1024 + 256
 
 
 class _Turn(ctypes.Structure):
@@ -56,7 +53,7 @@ class ClusteredKind(Struct, frozen=True):
 
     @property
     def num_stages(self) -> int:
-        return (_ROOM - _BESIDE) // self.stage_bytes
+        return (ROOM - _BESIDE) // self.stage_bytes
 
     @property
     def stage_bytes(self) -> int:
@@ -66,8 +63,7 @@ class ClusteredKind(Struct, frozen=True):
     def shared_bytes(self) -> int:
         return self.num_stages * self.stage_bytes + _BESIDE
 
-    @property
-    def source(self) -> str:
+    def make_source(self) -> str:
         defined = {
             "WIDE": self.wide,
             "STAGES": self.num_stages,
@@ -77,12 +73,7 @@ class ClusteredKind(Struct, frozen=True):
             "NORMED": int(self.normed),
             "PAGE": self.page,
         }
-        head = "".join(f"#define {name} {value}\n" for name, value in defined.items())
-        return head + _multiply(self.wide) + files(__package__).joinpath("clustered_product.cu").read_text("utf-8")
-
-
-def can_cluster(device: torch.device) -> bool:
-    return device.type == "cuda" and capability(device) == (9, 0) and can_run(_ARCHITECTURE)
+        return cluster_source("clustered_product.cu", defined, multiply=self.wide)
 
 
 def gate_width(rows: Tensor, weight: Tensor, clusters: int) -> int:
@@ -124,7 +115,9 @@ def clustered_gate(rows: Tensor, weight: Tensor, out: Tensor, wide: int, cluster
     height = out.shape[1]
     assert weight.shape == (2 * height, rows.shape[1]) and out.is_contiguous() and height % 8 == 0
     kind = ClusteredKind(wide, gated=True)
-    if not note((kind, rows.shape, weight.shape), partial(clustered_gate, rows, weight, out, wide, clusters)):
+    if not note(
+        (kind, rows.shape, weight.shape), partial(clustered_gate, rows, weight, out, wide, clusters), kind.make_source
+    ):
         _launch(kind, rows, weight, out, -(-height // (wide // 2)), clusters)
 
 
@@ -133,7 +126,9 @@ def clustered_sum(rows: Tensor, weight: Tensor, residual: Tensor, clusters: int)
     assert weight.shape == (residual.shape[1], rows.shape[1]) and not len(weight) % WIDE
     assert len(residual) == len(rows)
     kind = ClusteredKind(WIDE)
-    if not note((kind, rows.shape, weight.shape), partial(clustered_sum, rows, weight, residual, clusters)):
+    if not note(
+        (kind, rows.shape, weight.shape), partial(clustered_sum, rows, weight, residual, clusters), kind.make_source
+    ):
         _launch(kind, rows, weight, residual, len(weight) // WIDE, clusters)
 
 
@@ -144,7 +139,9 @@ def clustered_turn(rows: Tensor, weight: Tensor, qkv: Tensor, turn: Turn, cluste
     assert len(weight) == (heads + 2 * kv_heads) * _DIM and not len(weight) % WIDE
     assert turn.keys.is_contiguous() and turn.values.is_contiguous() and (turn.q_norm is None) == (turn.k_norm is None)
     kind = ClusteredKind(WIDE, page=page, normed=turn.q_norm is not None)
-    if note((kind, rows.shape, weight.shape), partial(clustered_turn, rows, weight, qkv, turn, clusters)):
+    if note(
+        (kind, rows.shape, weight.shape), partial(clustered_turn, rows, weight, qkv, turn, clusters), kind.make_source
+    ):
         return
     read = (turn.positions, turn.cells, turn.cosines, turn.sines, turn.q_norm, turn.k_norm, turn.keys, turn.values)
     places = (None if part is None else part.data_ptr() for part in read)
@@ -170,23 +167,9 @@ def _launch(
     turned = (written if queries is None else tile_map(queries, _SPAN, _SPAN), turn or _Turn())
     numbers = (count, pairs, tiles, out.shape[1], width // _SPAN)
     arguments = (*maps, *turned, ctypes.c_void_p(out.data_ptr()), *map(ctypes.c_int, numbers))
-    _compiled(kind, torch.cuda.current_device()).launch(2 * min(clusters, pairs * tiles), _THREADS, arguments)
+    _compiled(kind, torch.cuda.current_device()).launch(2 * min(clusters, pairs * tiles), THREADS, arguments)
 
 
 @cache
 def _compiled(kind: ClusteredKind, _device: int) -> Kernel:
-    return Kernel(kind.source, "clustered", kind.shared_bytes, _ARCHITECTURE)
-
-
-def _multiply(wide: int) -> str:
-    """64 rows of a tile times `wide` lines, 16 columns of both; nothing is added to where `adds` is 0."""
-    count = wide // 2
-    places = ", ".join(f"%{i}" for i in range(count))
-    sums = ", ".join(f'"+f"(x[{i}])' for i in range(count))
-    return (
-        f"__device__ __forceinline__ void multiply(float (&x)[{count}], u64 rows, u64 lines, int adds) {{\n"
-        f'  asm volatile("{{\\n.reg .pred adds;\\nsetp.ne.b32 adds, %{count + 2}, 0;\\n"\n'
-        f'    "wgmma.mma_async.sync.aligned.m64n{wide}k16.f32.bf16.bf16 {{{places}}}, %{count}, %{count + 1},'
-        f' adds, 1, 1, 0, 0;\\n}}"\n'
-        f'    : {sums} : "l"(rows), "l"(lines), "r"(adds));\n}}\n'
-    )
+    return cluster_kernel(kind.make_source(), "clustered", kind.shared_bytes)

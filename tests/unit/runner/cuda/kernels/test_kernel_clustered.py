@@ -14,7 +14,6 @@ from headrace.runner.cuda.exact_ops import ExactOps
 from headrace.runner.cuda.kernels import clustered_product
 from headrace.runner.cuda.kernels.clustered_product import (
     ClusteredKind,
-    can_cluster,
     clustered_gate,
     clustered_sum,
     clustered_turn,
@@ -22,6 +21,7 @@ from headrace.runner.cuda.kernels.clustered_product import (
     is_worth_summing,
     is_worth_turning,
 )
+from headrace.runner.cuda.kernels.clusters import can_cluster
 from headrace.runner.cuda.native import compile_source
 from headrace.runner.cuda.ops import Turn
 from headrace.runner.cuda.products import products_noted
@@ -54,7 +54,7 @@ def shown(*sizes: int) -> Tensor:
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_they_compile_and_fit_a_multiprocessor(kind: ClusteredKind) -> None:
-    assert compile_source(kind.source, "sm_90a")[:4] == b"\x7fELF"
+    assert compile_source(kind.make_source(), "sm_90a")[:4] == b"\x7fELF"
     assert kind.num_stages >= 4 and kind.shared_bytes <= SHARED_BYTES
     # Tiles of 8 lines are swizzled together, and each of the two fetches half of them.
     assert kind.wide // 2 % 8 == 0

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from headrace.runner.cuda.kernels import plain
 from headrace.runner.cuda.kernels.activation import silu_mul
-from headrace.runner.cuda.kernels.norms import add_rms_norm, rms_norm
+from headrace.runner.cuda.kernels.norms import add_rms_norm, rms_norm, sum_rms_norm
 from headrace.runner.cuda.kernels.rotary_write import rotary_write
 from tests.unit.runner.cuda.kernels.paged import BLOCK_SIZE, HALF, relative_error
 
@@ -25,6 +25,18 @@ def test_a_norm_adds_what_the_last_layer_gave(width: int) -> None:
     added, want = plain.add_rms_norm(x, residual, weight, 1e-5)
     out = torch.full_like(x, torch.nan)
     add_rms_norm(x, residual, weight, 1e-5, out)
+    assert torch.equal(residual, added)
+    assert relative_error(out, want) < TOLERANCE
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_a_norm_adds_up_what_the_last_product_left_in_parts(number: int) -> None:
+    parts, residual, weight = rows(number, 3, 576).float(), rows(3, 576, seed=1), rows(576, seed=2)
+    # In their order, and rounded once.
+    made = sum(parts[1:], parts[0]).to(HALF)
+    added, want = plain.add_rms_norm(made, residual, weight, 1e-5)
+    out = torch.full_like(residual, torch.nan)
+    sum_rms_norm(parts, residual, weight, 1e-5, out)
     assert torch.equal(residual, added)
     assert relative_error(out, want) < TOLERANCE
 
