@@ -13,7 +13,8 @@ from headrace.runner.cuda.kernels.clusters import can_cluster
 from headrace.runner.cuda.kernels.crossed_product import crossed_gate, crossed_sums
 from headrace.runner.cuda.kernels.norms import sum_rms_norm
 
-_ROWS = (1, 65, 80, 97, 131, 160, 192, 200, 223, 255, 256)
+# One for each number that is computed together where these are used, and others.
+_ROWS = (1, 65, 80, 95, 97, 127, 131, 160, 176, 192, 200, 223, 240, 255, 256)
 _EPS = 1e-5
 # Times that launches which start early are made one behind the other, and layers of them.
 _CHAINS, _LAYERS = 20, 8

@@ -29,7 +29,7 @@ def library_product(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tens
 
 
 class Noted(NamedTuple):
-    """A product to be made later, and the source that must be compiled for it, if it is one of our own."""
+    """A product to be made later, and the source that `clusters` must compile for it, if there is any."""
 
     make: Callable[[], None]
     source: str

@@ -4,17 +4,19 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from msgspec.structs import replace
 
 from headrace.core.config import EngineConfig
+from headrace.core.errors import RunnerFailed
 from headrace.runner.cuda import compilers as compilers_module
 from headrace.runner.cuda import products
 from headrace.runner.cuda.compilers import Compilers, Order
@@ -138,12 +140,31 @@ def test_products_are_noted_once_of_each_kind() -> None:
 
 def test_products_of_our_own_are_made_when_their_source_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
-    monkeypatch.setattr(ahead, "compile_clusters", events.append)
-    ours, library = Noted(lambda: events.append("ours"), "source"), Noted(lambda: events.append("library"), "")
-    nowhere: Any = None
-    ahead._make((ours, ours, library), nowhere)
-    assert events.count("source") == 1 and events.index("source") < events.index("ours")
-    assert [event for event in events if event != "source"] == ["library", "ours", "ours"]
+    made, nowhere = threading.Event(), cast(Any, None)
+
+    def compile_slowly(source: str) -> None:
+        assert made.wait(10.0)
+        events.append(source)
+
+    def make_library() -> None:
+        events.append("library")
+        made.set()
+
+    monkeypatch.setattr(ahead, "compile_clusters", compile_slowly)
+    ours = Noted(lambda: events.append("ours"), "source")
+    ahead._make((ours, ours, Noted(make_library, "")), nowhere)
+    assert events == ["library", "source", "ours", "ours"]
+
+
+def test_what_cannot_be_compiled_ends_the_making(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: str) -> None:
+        raise RunnerFailed(source)
+
+    monkeypatch.setattr(ahead, "compile_clusters", refuse)
+    made: list[str] = []
+    with pytest.raises(RunnerFailed, match="source"):
+        ahead._make((Noted(lambda: made.append("ours"), "source"),), cast(Any, None))
+    assert not made
 
 
 class _ListeningOps(ReferenceOps):

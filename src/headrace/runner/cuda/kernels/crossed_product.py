@@ -16,7 +16,7 @@ from headrace.runner.cuda.products import LARGE, note
 
 # Rows that are computed together, and of which all sums of a multiprocessor's gates have room at once.
 _STEP = 16
-_ONE_PASS = 192
+_ONE_PASS, _MOST_ROWS = 192, 256
 _SPAN = 64
 # Gates of a cluster, eight at a time; and lines of one where there are no gates.
 _EIGHTS, _PAIR = 28, 256
@@ -131,7 +131,7 @@ def crossed_sums(rows: Tensor, weight: Tensor, parts: Tensor) -> None:
 
 
 def _kind(rows: Tensor, *, gated: bool) -> CrossedKind:
-    assert rows.shape[1] % _SPAN == 0
+    assert rows.shape[1] % _SPAN == 0 and len(rows) <= _MOST_ROWS
     return CrossedKind(-(-len(rows) // _STEP) * _STEP, gated)
 
 
