@@ -25,6 +25,8 @@ from headrace.core.errors import NotFound
 from headrace.core.proc import free_memory_bytes, usable_cores
 
 _DEFAULT_MODEL = "default"
+# One of these is there where a driver of NVIDIA's is: Linux, and Linux under Windows.
+_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 _PACKAGES = ("torch", "numpy", "tokenizers", "llguidance", "gguf", "msgspec")
 
 
@@ -159,9 +161,10 @@ def _gpu() -> str:
 
 def _nvml() -> list[str] | str:
     """What the driver says of every card; workers watch theirs through it."""
-    from headrace.core.errors import NotFound
     from headrace.worker.nvml import all_devices, words
 
+    if not any(path.exists() for path in _DRIVERS):
+        return "no card to watch"
     try:
         return [words(device.read()) for device in all_devices()] or "no card"
     except NotFound as error:

@@ -2,6 +2,7 @@
 
 import json
 import py_compile
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,6 +41,16 @@ def test_a_kernel_that_is_not_there_is_told_as_absent(tmp_path: Path, monkeypatc
     monkeypatch.setattr("headrace.runner.torch.probe.choose", lambda *_, **__: choice)
     told = doctor._kernels("any", "auto")
     assert told["fbgemm"] == "not exact; absent" and told["wide"].startswith("exact; 1 µs at 1, 2 µs at 2")
+
+
+def test_a_machine_without_a_card_is_not_told_what_watches_cards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(doctor, "_DRIVERS", (tmp_path / "nvidiactl",))
+    assert doctor._nvml() == "no card to watch"
+    (tmp_path / "nvidiactl").touch()
+    assert "pip install headrace[gpu]" in doctor._nvml()
 
 
 def test_a_machine_without_a_model_is_told_of_all_the_same(

@@ -126,6 +126,21 @@ def test_a_request_is_explained_by_its_own_id_and_by_that_of_its_reply_to_its_te
     play(pool, story)
 
 
+def test_an_explanation_is_told_to_the_microsecond(pool: LimitedPool) -> None:
+    async def story(world: World) -> None:
+        def late(worker: ScriptedWorker) -> None:
+            world.rig.clock.time_s += 1 / 3
+            worker.say(b"Hello", end="stop")
+
+        call = world.client.chat.completions.create(model="m", messages=USER)
+        reply = await world.during(call, late)
+        headers = {"authorization": f"Bearer {KEY}"}
+        told = (await world.http.get(f"/v1/requests/{reply.id}/explain", headers=headers)).json()
+        assert told["total_s"] == told["ttft_s"] == 0.333333 and 0.333333 in told["stages"].values()
+
+    play(pool, story)
+
+
 def test_a_whole_answer_that_is_cut_off_says_that_it_was_being_decoded(pool: LimitedPool) -> None:
     async def story(world: World) -> None:
         def cut(worker: ScriptedWorker) -> None:

@@ -94,6 +94,11 @@ class Driver:
         return time.perf_counter() - self._started_s
 
     @property
+    def is_warming(self) -> bool:
+        """What is sent now is not counted."""
+        return self.elapsed_s < self._plan.warmup_s
+
+    @property
     def in_flight(self) -> int:
         return len(self._open)
 

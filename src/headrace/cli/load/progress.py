@@ -50,9 +50,17 @@ class LiveProgress:
         elapsed_s, pieces = driver.elapsed_s, driver.pieces
         since_s, before = self._seen if self._seen[0] < elapsed_s and self._seen[1] <= pieces else (0.0, 0)
         self._seen = (elapsed_s, pieces)
-        recent = [outcome.ttft_s for outcome in driver.outcomes[-_RECENT:] if outcome.ttft_s is not None]
-        ttft = f"TTFT {1e3 * sorted(recent)[len(recent) // 2]:,.1f} ms" if recent else "no token yet"
+        recent = driver.outcomes[-_RECENT:]
+        first = _median("TTFT", [outcome.ttft_s for outcome in recent])
+        latency = first or _median("whole replies after", [outcome.e2e_s for outcome in recent]) or "no token yet"
+        warming = ", not counted yet" if driver.is_warming else ""
         return Text(
-            f"{label}: {elapsed_s:,.1f} s · {len(driver.outcomes):,} sent · {driver.in_flight:,} in flight · "
-            f"{driver.ended:,} over · {driver.bad:,} bad · {(pieces - before) / (elapsed_s - since_s):,.0f} pieces/s · {ttft}"
+            f"{label}{warming}: {elapsed_s:,.1f} s · {len(driver.outcomes):,} sent · {driver.in_flight:,} in flight · "
+            f"{driver.ended:,} over · {driver.bad:,} bad · {(pieces - before) / (elapsed_s - since_s):,.0f} pieces/s · {latency}"
         )
+
+
+def _median(what: str, seconds: list[float | None]) -> str:
+    """Of those that are known; empty where none is."""
+    known = sorted(each for each in seconds if each is not None)
+    return f"{what} {1e3 * known[len(known) // 2]:,.1f} ms" if known else ""

@@ -20,7 +20,7 @@ class ExplainUsage(Struct, frozen=True):
 
 
 class Explained(Struct, frozen=True):
-    """`stages` are seconds by stage, in the order they were entered; they sum to `total_s`."""
+    """`stages` are seconds by stage, in the order they were entered; they sum to `total_s`. Told to the microsecond."""
 
     request_id: str
     model: str
@@ -50,12 +50,12 @@ async def explain(exchange: Exchange, service: Service) -> None:
             request_id=found.request_id,
             model=found.model,
             replica=found.replica,
-            stages=found.stages,
-            total_s=found.wall_s,
+            stages={stage: _told_s(seconds) for stage, seconds in found.stages.items()},
+            total_s=_told_s(found.wall_s),
             usage=ExplainUsage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens),
             finish_reasons=found.finish,
-            ttft_s=found.ttft_s,
-            itl_s=found.itl_s,
+            ttft_s=None if found.ttft_s is None else _told_s(found.ttft_s),
+            itl_s=None if found.itl_s is None else _told_s(found.itl_s),
             preemptions=found.preemptions,
             recomputed_tokens=found.recomputed_tokens,
             overrun_tokens=found.overrun_tokens,
@@ -64,6 +64,10 @@ async def explain(exchange: Exchange, service: Service) -> None:
             error=found.error,
         )
     )
+
+
+def _told_s(seconds: float) -> float:
+    return round(seconds, 6)
 
 
 def _find(id: str, caller: Caller, service: Service) -> Explanation:

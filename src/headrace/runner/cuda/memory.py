@@ -49,16 +49,14 @@ def plan_blocks(
             f" {usable / _MIB:,.0f} MiB are left on the card beside {weights_bytes / _MIB:,.0f} MiB of weights,"
             f" {workspace_bytes / _MIB:,.0f} MiB for a step and {to_come / _MIB:,.0f} MiB for graphs and sampling"
         )
-    return MemoryPlan(free_bytes, share, weights_bytes, to_come, each, config.block_size, blocks)
+    return MemoryPlan(free_bytes, share, weights_bytes, to_come, each, config.block_size, blocks, config.blocks)
 
 
 def sentences(plan: MemoryPlan, workspace_bytes: int) -> tuple[str, ...]:
     """The arithmetic in words."""
-    per_token = plan.block_bytes // plan.block_size
     return (
         f"weights take {plan.weights_bytes / _MIB:,.0f} MiB and the largest step {workspace_bytes / _MIB:,.0f} MiB;"
         f" {plan.free_bytes / _MIB:,.0f} MiB are free beside them",
         f"of these {plan.share:.0%} may be used, less {plan.workspace_bytes / _MIB:,.0f} MiB for graphs and sampling",
-        f"KV: {plan.kv_bytes / _MIB:,.0f} MiB / {per_token} bytes per token ="
-        f" {plan.blocks * plan.block_size} tokens in {plan.blocks} blocks of {plan.block_size}",
+        plan.kv_sentence(),
     )

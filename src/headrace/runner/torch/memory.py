@@ -18,7 +18,7 @@ _MIB = 1 << 20
 
 
 class MemoryPlan(Struct, frozen=True):
-    """All in bytes but `blocks`. `free_bytes` was measured with the weights in place."""
+    """All in bytes but blocks, of which there are at most `max_blocks`. `free_bytes` was measured with the weights in place."""
 
     free_bytes: int
     share: float
@@ -27,18 +27,24 @@ class MemoryPlan(Struct, frozen=True):
     block_bytes: int
     block_size: int
     blocks: int
+    max_blocks: int
 
     @property
     def kv_bytes(self) -> int:
         return self.blocks * self.block_bytes
 
     def sentences(self) -> tuple[str, ...]:
-        per_token = self.block_bytes // self.block_size
         return (
             f"weights take {_mib(self.weights_bytes)}; {_mib(self.free_bytes)} are free beside them",
             f"of these {self.share:.0%} may be used, less {_mib(self.workspace_bytes)} for the largest step",
-            f"KV: {_mib(self.kv_bytes)} / {per_token} bytes per token = {self.blocks * self.block_size} tokens"
-            f" in {self.blocks} blocks of {self.block_size}",
+            self.kv_sentence(),
+        )
+
+    def kv_sentence(self) -> str:
+        capped = ", and no more could be used" if self.blocks == self.max_blocks else ""
+        return (
+            f"KV: {_mib(self.kv_bytes)} / {self.block_bytes // self.block_size} bytes per token"
+            f" = {self.blocks * self.block_size} tokens in {self.blocks} blocks of {self.block_size}{capped}"
         )
 
 
@@ -76,7 +82,7 @@ def plan_memory(
             f" {_mib(max(0, usable))} are left beside {_mib(weights_bytes)} of weights and {_mib(workspace_bytes)}"
             f" for a step"
         )
-    return MemoryPlan(free_bytes, share, weights_bytes, workspace_bytes, each, block_size, blocks)
+    return MemoryPlan(free_bytes, share, weights_bytes, workspace_bytes, each, block_size, blocks, max_blocks)
 
 
 def check_weights_fit(needed_bytes: int, free_bytes: int) -> None:

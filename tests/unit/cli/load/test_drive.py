@@ -84,6 +84,32 @@ def test_progress_is_a_line_on_stderr(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert "0 in flight · 3 over · 0 bad" in words and "TTFT" in words
 
 
+def test_progress_of_a_warm_up_says_that_it_is_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    from headrace.cli.load.drive import Driver
+    from headrace.cli.load.progress import LiveProgress
+    from headrace.cli.load.wording import Asked, Wording
+
+    async def load() -> None:
+        async with serving() as server:
+            pool = Pool(asyncio.get_running_loop(), server.endpoint)
+            await pool.start()
+            load = plan(Evenly(1000.0), requests=20, warmup_s=0.3)
+            asked = Asked("m", streamed=False)
+            driver = Driver(pool, load, Wording(server.endpoint, load, asked), streamed=False)
+            early, late = LiveProgress(), LiveProgress()
+            running = asyncio.create_task(driver.run())
+            await asyncio.sleep(0)
+            assert driver.is_warming
+            early.show("whole", driver)
+            await running
+            late.show("whole", driver)
+
+    uvloop.run(load())
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("whole, not counted yet: 0.") and "no token yet" in first
+    assert last.startswith("whole: 0.") and "whole replies after" in last
+
+
 def test_a_warm_up_is_sent_and_not_counted() -> None:
     async def load() -> None:
         async with serving() as server:

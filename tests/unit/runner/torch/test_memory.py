@@ -29,11 +29,12 @@ def test_blocks_are_what_is_left_of_the_share() -> None:
     # Two layers, keys and values, 64 numbers of 4 bytes.
     assert made.block_bytes == 2 * 2 * 64 * 4 * 16
     assert made.blocks == 40 * MIB // made.block_bytes
-    assert f"{made.blocks * 16} tokens" in made.sentences()[-1]
+    assert made.sentences()[-1].endswith(f"= {made.blocks * 16} tokens in {made.blocks} blocks of 16")
 
 
-def test_no_more_blocks_than_asked_for() -> None:
-    assert plan(100 * MIB, max_blocks=33).blocks == 33
+def test_no_more_blocks_than_asked_for_and_that_is_said() -> None:
+    made = plan(100 * MIB, max_blocks=33)
+    assert made.blocks == 33 and made.sentences()[-1].endswith("in 33 blocks of 16, and no more could be used")
 
 
 def test_too_little_for_one_sequence() -> None:
