@@ -13,10 +13,12 @@ from typing import NamedTuple
 
 from serve_rig import Server, fake_config, ms, say, server, verdict
 
+from headrace.core.stages import INJECTABLE
+
 PROFILE = {"c0_s": 2e-3, "c_in_s": 1e-6, "c_out_s": 1e-6, "c_kv_s": 0.0, "c_att_s": 0.0}
 INJECTED_S, SLACK_S = 0.050, 0.005
-HOPS = ("receive", "authenticate", "admit", "tokenise", "route", "prefill", "transfer", "detokenise", "client")
-BODY = {"model": "fake", "max_tokens": 1, "messages": [{"role": "user", "content": "hello"}]}
+# Two tokens: one of the prompt's step, one of a step that decodes.
+BODY = {"model": "fake", "max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]}
 
 
 class Explained(NamedTuple):
@@ -61,7 +63,7 @@ def main(requests: int, hop_requests: int) -> int:
         verdict(missed <= 1e-3, f"the stages miss wall time by at most {ms(missed)}", "1 ms"),
         verdict(not longer, f"{longer} requests took longer in the server than for their client", "none"),
     ]
-    for hop in HOPS:
+    for hop in INJECTABLE:
         slow, _ = stages(hop, hop_requests)
         grown = {name: slow.get(name, 0.0) - calm.get(name, 0.0) for name in slow.keys() | calm.keys()}
         own = grown.pop(hop, 0.0)

@@ -270,9 +270,9 @@ def main() -> None:
     parser.add_argument("--commit", default="")
     parser.add_argument("--json", default="")
     options = parser.parse_args()
-    unknown = {*options.profile.split(",")} - {"", *NAMED}
-    if unknown:
-        parser.error(f"--profile takes {', '.join(NAMED)}, not {', '.join(sorted(unknown))}")
+    for flag, given, also in (("--loads", options.loads, {"ttft"}), ("--profile", options.profile, set())):
+        if unknown := {*given.split(",")} - {"", *NAMED, *also}:
+            parser.error(f"{flag} takes {', '.join([*NAMED, *also])}, not {', '.join(sorted(unknown))}")
     report: dict[str, Any] = {
         "card": torch.cuda.get_device_name(),
         "torch": torch.__version__,

@@ -25,7 +25,7 @@ from headrace.core.errors import NotFound
 from headrace.core.proc import free_memory_bytes, usable_cores
 
 _DEFAULT_MODEL = "default"
-# One of these is there where a driver of NVIDIA's is: Linux, and Linux under Windows.
+# Where there is a card that a driver of NVIDIA's knows, one of these is there: on Linux, and on Linux under Windows.
 _DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 _PACKAGES = ("torch", "numpy", "tokenizers", "llguidance", "gguf", "msgspec")
 
@@ -164,7 +164,7 @@ def _nvml() -> list[str] | str:
     from headrace.worker.nvml import all_devices, words
 
     if not any(path.exists() for path in _DRIVERS):
-        return "no card to watch"
+        return "no card"
     try:
         return [words(device.read()) for device in all_devices()] or "no card"
     except NotFound as error:

@@ -48,7 +48,7 @@ def test_a_machine_without_a_card_is_not_told_what_watches_cards(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setattr(doctor, "_DRIVERS", (tmp_path / "nvidiactl",))
-    assert doctor._nvml() == "no card to watch"
+    assert doctor._nvml() == "no card"
     (tmp_path / "nvidiactl").touch()
     assert "pip install headrace[gpu]" in doctor._nvml()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from headrace.cli.load.outcome import State
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -52,7 +54,8 @@ class LiveProgress:
         self._seen = (elapsed_s, pieces)
         recent = driver.outcomes[-_RECENT:]
         first = _median("TTFT", [outcome.ttft_s for outcome in recent])
-        latency = first or _median("whole replies after", [outcome.e2e_s for outcome in recent]) or "no token yet"
+        whole = _median("whole replies after", [outcome.e2e_s for outcome in recent if outcome.state is State.FINISHED])
+        latency = first or whole or "no token yet"
         warming = ", not counted yet" if driver.is_warming else ""
         return Text(
             f"{label}{warming}: {elapsed_s:,.1f} s · {len(driver.outcomes):,} sent · {driver.in_flight:,} in flight · "

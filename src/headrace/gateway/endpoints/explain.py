@@ -20,7 +20,8 @@ class ExplainUsage(Struct, frozen=True):
 
 
 class Explained(Struct, frozen=True):
-    """`stages` are seconds by stage, in the order they were entered; they sum to `total_s`. Told to the microsecond."""
+    """`stages` are seconds by stage, in the order they were entered; they sum to `total_s`, but for what rounding
+    to microseconds takes."""
 
     request_id: str
     model: str

@@ -9,7 +9,7 @@ from msgspec import structs
 from headrace.cli.load.figures import is_without_end, summarise
 from headrace.cli.load.http import Endpoint, Pool
 from headrace.cli.load.outcome import State
-from headrace.cli.load.plan import Churn
+from headrace.cli.load.plan import Churn, LoadPlan
 from headrace.sim.arrivals import Evenly, Poisson, Together
 from tests.unit.cli.load.stub import Ask, Script, answer, drive, plan, serving
 
@@ -84,30 +84,39 @@ def test_progress_is_a_line_on_stderr(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert "0 in flight · 3 over · 0 bad" in words and "TTFT" in words
 
 
-def test_progress_of_a_warm_up_says_that_it_is_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
+async def show(load: LoadPlan, script: Script = answer, *, streamed: bool = True) -> None:
+    """Progress, when a load has just begun and when it is over."""
     from headrace.cli.load.drive import Driver
     from headrace.cli.load.progress import LiveProgress
     from headrace.cli.load.wording import Asked, Wording
 
-    async def load() -> None:
-        async with serving() as server:
-            pool = Pool(asyncio.get_running_loop(), server.endpoint)
-            await pool.start()
-            load = plan(Evenly(1000.0), requests=20, warmup_s=0.3)
-            asked = Asked("m", streamed=False)
-            driver = Driver(pool, load, Wording(server.endpoint, load, asked), streamed=False)
-            early, late = LiveProgress(), LiveProgress()
-            running = asyncio.create_task(driver.run())
-            await asyncio.sleep(0)
-            assert driver.is_warming
-            early.show("whole", driver)
-            await running
-            late.show("whole", driver)
+    async with serving(script) as server:
+        pool = Pool(asyncio.get_running_loop(), server.endpoint)
+        await pool.start()
+        wording = Wording(server.endpoint, load, Asked("m", streamed=streamed))
+        driver = Driver(pool, load, wording, streamed=streamed)
+        begun, over = LiveProgress(), LiveProgress()
+        running = asyncio.create_task(driver.run())
+        await asyncio.sleep(0)
+        begun.show("load", driver)
+        await running
+        over.show("load", driver)
 
-    uvloop.run(load())
-    first, last = capsys.readouterr().err.splitlines()
-    assert first.startswith("whole, not counted yet: 0.") and "no token yet" in first
-    assert last.startswith("whole: 0.") and "whole replies after" in last
+
+def test_progress_says_what_is_not_counted_and_how_long_whole_replies_take(capsys: pytest.CaptureFixture[str]) -> None:
+    uvloop.run(show(plan(Evenly(1000.0), requests=20, warmup_s=0.5), streamed=False))
+    begun, over = capsys.readouterr().err.splitlines()
+    assert begun.startswith("load, not counted yet: ") and "no token yet" in begun
+    assert over.startswith("load: ") and "whole replies after" in over
+
+
+def test_progress_takes_no_refusal_for_a_reply(capsys: pytest.CaptureFixture[str]) -> None:
+    async def refuse(ask: Ask) -> None:
+        ask.whole({"error": {"message": "full", "type": "overloaded", "code": "queue_full"}}, 503)
+
+    uvloop.run(show(plan(users=2, requests=6), refuse))
+    _, over = capsys.readouterr().err.splitlines()
+    assert "6 over" in over and "no token yet" in over
 
 
 def test_a_warm_up_is_sent_and_not_counted() -> None:

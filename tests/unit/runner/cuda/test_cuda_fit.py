@@ -43,6 +43,7 @@ def test_a_model_of_one_layer_is_rehearsed_as_any_other(checkpoint: TensorCheckp
     source, lane = from_checkpoint(checkpoint), HostLane(1 << 30)
     runner = CudaRunner(config, shape, source, ReferenceOps(), lane, dtype=torch.float32)
     assert runner.fit(share=0.5).blocks == 100
+    assert runner.notes[-1].endswith("in 100 blocks of 16, as many as were asked for")
     runner.warm_up()
 
 
@@ -58,7 +59,7 @@ def test_blocks_are_as_many_as_memory_holds(checkpoint: TensorCheckpoint, desk: 
     )
     # Set aside beside the blocks: whoever asks for penalties or log-probabilities later must find it there.
     assert found.workspace_bytes > look_bytes(config) > 4 * 2 * config.slots * config.vocab_size
-    assert f"in {found.blocks} blocks of 16" in runner.notes[-1]
+    assert runner.notes[-1].endswith(f"in {found.blocks} blocks of 16")
     shape = checkpoint.shape
     needed = weights_bytes(shape, torch.float32)
     needed += Workspace(shape, 64, config.slots, torch.device("cpu"), torch.float32).size_bytes
