@@ -259,7 +259,11 @@ def _print(summary: Summary, picture: Path | None) -> None:
 
 def _rows(summary: Summary) -> list[tuple[str, str]]:
     requests = summary.requests
-    odd = [("cancelled", requests.cancelled), ("refused", requests.refused), ("failed", requests.failed)]
+    odd = [
+        ("cancelled since clients left or did not read", requests.cancelled),
+        ("refused", requests.refused),
+        ("failed", requests.failed),
+    ]
     odd.append(("invalid", requests.invalid))
     ends = ", ".join(f"{count:,} {name}" for name, count in odd if count) or "no other end"
     refusals = f"; told {summary.refusals:,} times to come back later" if summary.refusals else ""
