@@ -6,10 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from headrace.cli.engine_bench import Load, make_requests, run_load
 from headrace.cli.main import main
-from headrace.cli.operators import pass_to_middle, sum_operators
+from headrace.cli.operators import MIDDLE, pass_by, sum_operators
 from headrace.cli.step_trace import MOST_TURNS, PARTS, Span, StepTrace, TracedRunner, cut
 from headrace.core.clock import SystemClock
 from headrace.engine.loop import Engine
@@ -95,23 +96,31 @@ def test_watching_begins_in_the_middle_of_a_load(depth: int) -> None:
     engine = Engine(config, runner)
     requests = make_requests(Load("few", 4, (10, 10), (30, 30)), config.vocab_size, config.context_len, 0)
     numbers = engine.submit_all(requests, clock.now_s())
-    pass_to_middle(engine, runner, requests, clock)
+    pass_by(MIDDLE, engine, runner, requests, clock)
     emitted = [engine.counters_of(number).emitted for number in numbers]
     # 4 times 10 and 30 tokens; four tenths of them are the prompts and a fifth of what is emitted.
     assert all(5 <= count <= 9 for count in emitted)
 
 
+def _event(name: str, device: DeviceType, count: int, host_us: float, device_us: float) -> SimpleNamespace:
+    times = {"self_cpu_time_total": host_us, "self_device_time_total": device_us}
+    return SimpleNamespace(key=name, count=count, device_type=device, **times)
+
+
 def test_operators_are_summed_by_their_own_time_without_our_marks() -> None:
     events = [
-        SimpleNamespace(key="aten::mm", count=4, self_cpu_time_total=600.0, self_device_time_total=100.0),
-        SimpleNamespace(key="kernel", count=8, self_cpu_time_total=0.0, self_device_time_total=300.0),
-        SimpleNamespace(key="headrace: turn", count=1, self_cpu_time_total=9e9, self_device_time_total=9e9),
+        # What an operator's kernel takes is told of both.
+        _event("aten::mm", DeviceType.CPU, 4, 600.0, 100.0),
+        _event("product", DeviceType.CUDA, 4, 0.0, 100.0),
+        _event("attention", DeviceType.CUDA, 8, 0.0, 300.0),
+        _event("headrace: turn", DeviceType.CPU, 1, 9e9, 9e9),
+        _event("headrace: turn", DeviceType.CUDA, 1, 0.0, 9e9),
     ]
     host = sum_operators(events, 2, 1e-3, on_card=False)
     (product,) = host.operators
-    assert product.name == "aten::mm" and product.share == pytest.approx(0.6)
+    assert product.name == "aten::mm" and product.calls == 4 and product.share == pytest.approx(0.6)
     card = sum_operators(events, 2, 1e-3, on_card=True)
-    assert [each.name for each in card.operators] == ["kernel", "aten::mm"]
+    assert [each.name for each in card.operators] == ["attention", "product"]
     assert card.operators[0].share == pytest.approx(0.75)
 
 

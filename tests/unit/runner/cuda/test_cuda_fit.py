@@ -43,7 +43,7 @@ def test_a_model_of_one_layer_is_rehearsed_as_any_other(checkpoint: TensorCheckp
     source, lane = from_checkpoint(checkpoint), HostLane(1 << 30)
     runner = CudaRunner(config, shape, source, ReferenceOps(), lane, dtype=torch.float32)
     assert runner.fit(share=0.5).blocks == 100
-    assert runner.notes[-1].endswith("in 100 blocks of 16, as many as were asked for")
+    assert runner.notes[-1].endswith("in 100 blocks of 16, the most that the settings allow")
     runner.warm_up()
 
 

@@ -34,7 +34,7 @@ def test_blocks_are_what_is_left_of_the_share() -> None:
 
 def test_no_more_blocks_than_asked_for_and_that_is_said() -> None:
     made = plan(100 * MIB, max_blocks=33)
-    assert made.blocks == 33 and made.sentences()[-1].endswith("in 33 blocks of 16, as many as were asked for")
+    assert made.blocks == 33 and made.sentences()[-1].endswith("in 33 blocks of 16, the most that the settings allow")
 
 
 def test_too_little_for_one_sequence() -> None:
