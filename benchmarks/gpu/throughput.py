@@ -2,9 +2,11 @@
 
 usage: python benchmarks/gpu/throughput.py [--shapes 0.6b,8b,135m] [--loads mixed256,batch64,batch256,single,ttft] [--json PATH]
        python benchmarks/gpu/throughput.py --dtype fp8 --shapes 8b --loads single,batch64
+       python benchmarks/gpu/throughput.py --deterministic --shapes 0.6b,8b --loads mixed256,batch64,single
 The engine and the runner are the real ones; weights are random, decoding is greedy, nobody ends early. Prints where each
-step's time went: the device's own time, and the host's for planning, launching, waiting and handing out. With fp8 every
-load runs in bf16 first, and the ratio is printed.
+step's time went: the device's own time, and the host's for planning, launching, waiting and handing out. With fp8, and with
+exact rows, every load runs in plain bf16 first, and the ratio is printed. `--profile` tells of loads where the device's
+time goes by kernel, in some steps after their prompts are computed.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ import torch
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from headrace.cli import engine_bench
 from headrace.cli.engine_bench import NAMED, Load, make_requests, run_load
+from headrace.cli.operators import watch_operators
 from headrace.core.clock import SystemClock
 from headrace.core.config import EngineConfig
 from headrace.core.plan import Plan, StepResult
@@ -59,13 +63,17 @@ KNOWN = {
 }
 # Milliseconds to the first token of one prompt: (vLLM, to reach).
 TTFT = {("0.6b", 1024): (25, 8), ("0.6b", 7000): (43, 20), ("8b", 1024): (36, 8), ("8b", 7000): (176, 130)}
+# How a load is run.
+PLAIN, EXACT = "bf16", "bf16, exact rows"
 _CONTEXT = 8192
 _SLOTS = 256
 _STEP_TOKENS = 8192
 _TRIES = 9
 # Between requests that are alone.
 _PAUSE_S = 0.05
-_TRACED = 96
+# Of a load's tokens, prompts included, those computed before its steps are traced, and how many are.
+_UNTRACED = 0.75
+_TRACED_STEPS = 64
 
 
 class Watched(TimedRunner):
@@ -208,25 +216,23 @@ def first_tokens(name: str, runner: CudaRunner, config: EngineConfig, say: Any) 
     return rows
 
 
-def trace(name: str, load: Load, runner: CudaRunner, config: EngineConfig, say: Any) -> None:
+def trace(name: str, load: Load, runner: CudaRunner, config: EngineConfig, say: Any) -> dict[str, Any]:
     """Where the device's time goes, by kernel."""
-    from torch.profiler import ProfilerActivity, profile
-
-    short = replace(load, output=(_TRACED, _TRACED))
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        row = measure(name, short, runner, config)
-    kernels: dict[str, list[float]] = {}
-    for event in seen.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            kernels.setdefault(event.name[:70], []).append(event.self_device_time_total)
-    say(f"{name} {load.name}: {row['steps']} steps, {row['seconds']:.3f} s")
-    for kernel, times in sorted(kernels.items(), key=lambda item: -sum(item[1]))[:16]:
-        say(f"  {sum(times) / 1e3:9.2f} ms {len(times):7d} x {statistics.mean(times):8.1f} us  {kernel}")
+    local = SimpleNamespace(runner=runner, config=config, clock=SystemClock(), device="cuda")
+    requests = engine_bench.make_requests(load, config.vocab_size, config.context_len, seed=0)
+    times = watch_operators(local, requests, None, passed=_UNTRACED, turns=_TRACED_STEPS)  # type: ignore[arg-type]
+    say(f"{name} {load.name}: {times.turns} steps, {times.seconds:.3f} s of the device's")
+    for kernel in times.operators:
+        each_us = 1e6 * kernel.self_s / kernel.calls
+        say(
+            f"  {1e3 * kernel.self_s:9.2f} ms {kernel.calls:7d} x {each_us:8.1f} us {kernel.share:5.1%}  {kernel.name[:70]}"
+        )
+    return {"shape": name, "load": f"profile of {load.name}", "kernels": to_builtins(times)}
 
 
-def run_shape(name: str, options: argparse.Namespace, dtype: str, say: Any) -> list[dict[str, Any]]:
-    say(f"{name}, {dtype}: {SHAPES[name]}")
-    runner, config, ready_s = open_runner(SHAPES[name], say, options.deterministic, fp8=dtype == "fp8")
+def run_shape(name: str, options: argparse.Namespace, kind: str, say: Any) -> list[dict[str, Any]]:
+    say(f"{name}, {kind}: {SHAPES[name]}")
+    runner, config, ready_s = open_runner(SHAPES[name], say, kind == EXACT, fp8=kind == "fp8")
     rows = [{"shape": name, "load": "start", "ready_s": ready_s, "profile": to_builtins(config.profile)}]
     # A small load first: the engine's own first steps are slow.
     measure(name, Load("warm", 8, (64, 64), (16, 16)), runner, config)
@@ -237,25 +243,25 @@ def run_shape(name: str, options: argparse.Namespace, dtype: str, say: Any) -> l
         rows.append(measure(name, NAMED[load], runner, config))
         say(compare(rows[-1]))
     for load in filter(None, options.profile.split(",")):
-        trace(name, NAMED[load], runner, config, say)
+        rows.append(trace(name, NAMED[load], runner, config, say))
     runner.close()
     del runner
     gc.unfreeze()
     gc.collect()
     torch.cuda.empty_cache()
-    return [row | {"dtype": dtype} for row in rows]
+    return [row | {"kind": kind} for row in rows]
 
 
 def say_ratios(rows: list[dict[str, Any]], say: Any) -> None:
-    """Of each load in fp8 to the same in bf16: tokens, and the device's time of a decode step."""
-    found = {(row["shape"], row["load"], row["dtype"]): row for row in rows if "tokens_per_s" in row}
-    for (shape, load, dtype), row in found.items():
-        if dtype == "fp8":
-            peer = found[shape, load, "bf16"]
+    """Of each load in fp8, or with exact rows, to the same in plain bf16: tokens, and the device's time of a decode step."""
+    found = {(row["shape"], row["load"], row["kind"]): row for row in rows if "tokens_per_s" in row}
+    for (shape, load, kind), row in found.items():
+        if kind != PLAIN:
+            peer = found[shape, load, PLAIN]
             row["ratio_to_bf16"] = row["tokens_per_s"] / peer["tokens_per_s"]
             row["decode_ratio_to_bf16"] = peer["decode_step_ms"] / row["decode_step_ms"]
             say(
-                f"{shape:5s} {load:9s} fp8 {row['ratio_to_bf16']:.2f}x bf16; a decode step"
+                f"{shape:5s} {load:9s} {kind} {row['ratio_to_bf16']:.2f}x {PLAIN}; a decode step"
                 f" {row['decode_ratio_to_bf16']:.2f}x: {peer['decode_step_ms']:.3f} -> {row['decode_step_ms']:.3f} ms"
             )
 
@@ -264,15 +270,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", default="0.6b,8b,135m")
     parser.add_argument("--loads", default="mixed256,batch64,batch256,single,ttft")
-    parser.add_argument("--profile", default="", help="loads to trace by kernel, shortened")
-    parser.add_argument("--deterministic", action="store_true", help="row-exact")
+    parser.add_argument("--profile", default="", help="loads to trace by kernel")
+    parser.add_argument("--deterministic", action="store_true", help="also with exact rows")
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp8"))
     parser.add_argument("--commit", default="")
     parser.add_argument("--json", default="")
     options = parser.parse_args()
-    for flag, given, also in (("--loads", options.loads, {"ttft"}), ("--profile", options.profile, set())):
-        if unknown := {*given.split(",")} - {"", *NAMED, *also}:
-            parser.error(f"{flag} takes {', '.join([*NAMED, *also])}, not {', '.join(sorted(unknown))}")
+    takes = {"shapes": [*SHAPES], "loads": [*NAMED, "ttft"], "profile": [*NAMED]}
+    for flag, names in takes.items():
+        if unknown := {*getattr(options, flag).split(",")} - {*names} - ({""} if flag != "shapes" else set()):
+            parser.error(f"--{flag} takes {', '.join(names)}, not {', '.join(sorted(unknown))}")
     report: dict[str, Any] = {
         "card": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -285,8 +292,8 @@ def main() -> None:
         print(line, flush=True)
 
     for name in options.shapes.split(","):
-        for dtype in ("bf16", "fp8") if options.dtype == "fp8" else ("bf16",):
-            report["rows"] += run_shape(name, options, dtype, say)
+        for kind in (PLAIN, *(["fp8"] if options.dtype == "fp8" else []), *([EXACT] if options.deterministic else [])):
+            report["rows"] += run_shape(name, options, kind, say)
         say_ratios([row for row in report["rows"] if row["shape"] == name], say)
         if options.json:
             Path(options.json).write_text(json.dumps(report, indent=1))
