@@ -56,5 +56,5 @@ class Explanations:
         found = self._found.get(hash((tenant, request_id)))
         explanation = None if found is None else self._decoder.decode(found)
         if explanation is None or (explanation.tenant, explanation.request_id) != (tenant, request_id):
-            raise NotFound("no such request that is over, or it was too long ago", param="request_id")
+            raise NotFound("no request of that id has ended, or it was too long ago", param="request_id")
         return explanation
