@@ -62,18 +62,32 @@ def check_room(bench: Bench, shape: str) -> Row:
         row: Row = {"requests": len(crowd)}
         for name, left in (("little", _LITTLE), ("none", 0), ("with room again", None)):
             with _short_of_memory(bench, left):
+                before = _times_out_of_memory(bench)
                 found, refused = _told(runner, config, crowd, bench, name)
+                missed = _times_out_of_memory(bench) - before
             short = {name for name, (_, end) in found.items() if end == "out_of_room"}
             differ = [name for name in found.keys() - short if found[name] != truth[name]]
             wrong += [f"{name}: {each} was told something else" for each in differ]
             plain = {request.request_id for request in crowd if request.request_id.startswith("plain")}
             if short & plain or (short and name != "none"):
                 wrong.append(f"{name}: {sorted(short)} failed for want of memory")
-            row[name] = {"failed_alone": len(short), "plans_refused": refused, "equal": len(found) - len(short)}
+            if name == "none" and not (missed or refused or short):
+                wrong.append("nothing ran out of memory although there was none: this proves nothing")
+            row[name] = {
+                "times_out_of_memory": missed,
+                "plans_refused": refused,
+                "failed_alone": len(short),
+                "equal": len(found) - len(short),
+            }
     row["wrong"] = wrong
     said = {name: row[name]["failed_alone"] for name in ("little", "none", "with room again")}
     row["text"] = f"{len(crowd)} requests; failed alone, all others as with room: {said}"
     return row
+
+
+def _times_out_of_memory(bench: Bench) -> int:
+    """How often torch could not give what it was asked for, since it began to count."""
+    return 0 if bench.quick else torch.cuda.memory_stats()["num_ooms"]
 
 
 def _crowd(config: EngineConfig, count: int) -> list[Request]:
