@@ -300,7 +300,8 @@ class Voice:
                     # What a grammar forces is one call already, and its end.
                     self.has_called = not (broken_text or is_forced or self.prepared.ask.parallel_tool_calls)
                     if broken_text and not is_forced:
-                        self._call_deltas.append(CallDelta(index, broken_text=broken_text))
+                        place = self._num_chars + len(self._text)
+                        self._call_deltas.append(CallDelta(index, broken_text=broken_text, place=place))
 
 
 def _call_id() -> str:

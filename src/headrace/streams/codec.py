@@ -37,6 +37,7 @@ class _Call(Struct, array_like=True, frozen=True):
     name: _Text
     arguments: _Text
     broken_text: _Text
+    place: int = 0
 
 
 class _Part(Struct, array_like=True, frozen=True):
@@ -276,7 +277,7 @@ def _part_tuple(part: Part) -> tuple[object, ...]:
         (score.id, score.data, score.logprob, [(top.id, top.data, top.logprob) for top in score.top])
         for score in part.scores
     ]
-    calls = [(call.index, call.id, call.name, call.arguments, call.broken_text) for call in part.calls]
+    calls = [(call.index, call.id, call.name, call.arguments, call.broken_text, call.place) for call in part.calls]
     return (*plain, part.finish, scores, calls, part.is_prompt, part.cached)
 
 
@@ -338,7 +339,8 @@ def _score(score: _Score) -> Score:
 
 
 def _call(call: _Call) -> CallDelta:
-    return CallDelta(call.index, _text(call.id), _text(call.name), _text(call.arguments), _text(call.broken_text))
+    texts = (_text(call.id), _text(call.name), _text(call.arguments), _text(call.broken_text))
+    return CallDelta(call.index, *texts, call.place)
 
 
 def _usage(usage: _Usage) -> Usage:

@@ -120,6 +120,7 @@ def join_calls(calls: Sequence[CallDelta]) -> tuple[CallDelta, ...]:
             deltas[0].name,
             "".join([delta.arguments for delta in deltas]),
             deltas[-1].broken_text,
+            deltas[-1].place,
         )
         for index, deltas in by_index.items()
     )

@@ -29,7 +29,7 @@ class CallDelta(Struct, frozen=True, gc=False):
     """Something of one tool call. `id` and `name` come once, with the first; arguments in fragments.
 
     `broken_text` comes last, with a call that stopped being one: all that the model wrote of it, which a reply that
-    is not streamed shows as text instead of the call.
+    is not streamed shows as text instead of the call, behind so many characters of the choice's text as `place` says.
     """
 
     index: int
@@ -37,6 +37,7 @@ class CallDelta(Struct, frozen=True, gc=False):
     name: str = ""
     arguments: str = ""
     broken_text: str = ""
+    place: int = 0
 
 
 class Part(Struct, frozen=True, gc=False):

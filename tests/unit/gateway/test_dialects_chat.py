@@ -11,6 +11,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from headrace.gateway.dialects.chat import ChatDialect
 from headrace.gateway.dialects.envelope import Wants
 from headrace.gateway.errors import StreamFailed
+from headrace.streams.reader import merge
 from headrace.streams.record import CallDelta, Ending, Failure, Part, Record, Score, Usage
 from tests.unit.gateway.told import HEADING, USAGE, by_index, chunks, events, lagging, records_of, streams
 
@@ -171,7 +172,7 @@ def test_a_call_is_named_once_and_its_arguments_follow() -> None:
 
 def test_a_call_that_broke_is_text_in_a_whole_body() -> None:
     good = CallDelta(0, "call_a", "look", "{}")
-    broken = (CallDelta(1, "call_b", "jump", '{"a'), CallDelta(1, broken_text='<tool_call>{"name":"jump"'))
+    broken = (CallDelta(1, "call_b", "jump", '{"a'), CallDelta(1, broken_text='<tool_call>{"name":"jump"', place=3))
     records = records_of(
         [Part(0, text="Now", calls=(good,))],
         [Part(0, calls=broken[:1])],
@@ -184,6 +185,17 @@ def test_a_call_that_broke_is_text_in_a_whole_body() -> None:
     choice = whole(dialect(), alone)["choices"][0]
     assert choice["finish_reason"] == "stop" and "tool_calls" not in choice["message"]
     assert [said["finish_reason"] for said in by_index(chunks(dialect(), alone))] == [None, "tool_calls"]
+
+
+def test_a_call_that_broke_stands_where_it_was_written() -> None:
+    first, second = CallDelta(0, "call_a", "look", "{"), CallDelta(1, "call_b", "look", "{")
+    records = records_of(
+        [Part(0, text="a ", calls=(first,))],
+        [Part(0, text="b ", calls=(CallDelta(0, broken_text="{1 ", place=2), second), offset=2)],
+        [Part(0, text=" c", calls=(CallDelta(1, broken_text="{2", place=4),), offset=4, finish="stop")],
+    )
+    for told in records, [merge(records)]:
+        assert whole(dialect(), told)["choices"][0]["message"]["content"] == "a {1 b {2 c"
 
 
 def test_calls_in_the_form_that_was_before_tools() -> None:

@@ -170,6 +170,22 @@ def test_a_call_cut_off_by_length_says_length(pool: LimitedPool) -> None:
     asyncio.run(story())
 
 
+def test_a_call_that_broke_off_says_where_it_was_written(pool: LimitedPool) -> None:
+    async def story() -> None:
+        rig = ScriptedRig(pool)
+        stream = await rig.open(chat(tools=[CLOCK]))
+        rig.worker.say(b"Well:\n")
+        rig.worker.say(b'<tool_call>{"name": "clock", "arguments": {} oh no', end="stop")
+        broken = next(call for call in calls_of(stream) if call.broken_text)
+        text = text_of(stream)
+        assert text[: broken.place] + broken.broken_text + text[broken.place :] == (
+            'Well:\n<tool_call>{"name": "clock", "arguments": {} oh no'
+        )
+        rig.model.close()
+
+    asyncio.run(story())
+
+
 def test_a_call_that_broke_off_is_no_call_to_be_run(pool: LimitedPool) -> None:
     async def story() -> None:
         rig = ScriptedRig(pool)

@@ -137,12 +137,10 @@ class ChatDialect(Enveloped, frozen=True):
 
     def _choice(self, index: int, parts: Sequence[Part]) -> ChatChoice:
         wants = self.wants
-        finish, texts, deltas = "error", [wants.opening], list[CallDelta]()
+        finish, texts, deltas = "error", list[str](), list[CallDelta]()
         for part in parts:
             texts.append(part.text)
-            if part.calls:
-                deltas += part.calls
-                texts += [call.broken_text for call in part.calls]
+            deltas += part.calls
             if part.finish is not None:
                 finish = part.finish
         if finish == "error":
@@ -150,7 +148,7 @@ class ChatDialect(Enveloped, frozen=True):
         calls = _whole_calls(deltas) if deltas else []
         if finish == "tool_calls" and not calls:
             finish = "stop"
-        text = "".join(texts)
+        text = wants.opening + _with_broken("".join(texts), deltas)
         content = None if calls and not text else text
         if wants.legacy_calls:
             message = MessageReply(content=content, function_call=calls[0].function if calls else UNSET)
@@ -175,6 +173,16 @@ def _call_chunk(call: CallDelta) -> CallChunk:
         type="function",
         function=FunctionDelta(name=call.name, arguments=call.arguments),
     )
+
+
+def _with_broken(text: str, deltas: Sequence[CallDelta]) -> str:
+    """The text of a choice and, where they were written, its calls that stopped being ones."""
+    pieces, told = [], 0
+    for delta in deltas:
+        if delta.broken_text:
+            pieces += [text[told : delta.place], delta.broken_text]
+            told = delta.place
+    return "".join([*pieces, text[told:]])
 
 
 def _whole_calls(deltas: Sequence[CallDelta]) -> list[CallReply]:
