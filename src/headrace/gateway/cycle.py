@@ -18,6 +18,8 @@ _WITHOUT_BODY = (204, 304)
 class Cycle(RequestResponseCycle):
     """`send` takes what ASGI has for an answer: its start, then its body in one piece or several."""
 
+    _ends_with_connection = False
+
     async def send(self, message: MutableMapping[str, Any]) -> None:  # type: ignore[override]
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
@@ -33,6 +35,9 @@ class Cycle(RequestResponseCycle):
         body, has_more = message["body"], message["more_body"]
         if self.scope["method"] == "HEAD":
             pass
+        elif self._ends_with_connection:
+            if body:
+                self.transport.write_soon(body)  # type: ignore[attr-defined]
         elif not self.chunked_encoding:
             self.expected_content_length -= len(body)
             if self.expected_content_length < 0 or (self.expected_content_length and not has_more):
@@ -51,6 +56,9 @@ class Cycle(RequestResponseCycle):
         length = found.get(b"content-length")
         if length is not None:
             self.expected_content_length = int(length)
+        elif self.scope["http_version"] == "1.0":
+            # It knows no chunks; its connection is never kept.
+            self._ends_with_connection = True
         elif self.scope["method"] != "HEAD" and status not in _WITHOUT_BODY:
             self.chunked_encoding = True
             headers = [*headers, (b"transfer-encoding", b"chunked")]

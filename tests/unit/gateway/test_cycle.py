@@ -35,14 +35,18 @@ class Flow:
 
 
 def answered(
-    *messages: dict[str, Any], method: str = "POST", keep_alive: bool = True, date: bytes = b"today"
+    *messages: dict[str, Any],
+    method: str = "POST",
+    version: str = "1.1",
+    keep_alive: bool = True,
+    date: bytes = b"today",
 ) -> tuple[bytes, Pipe]:
     pipe = Pipe()
 
     async def story() -> None:
         transport = Corked(cast(Any, pipe), Turn())
         cycle = Cycle(
-            cast(Any, {"method": method}),
+            cast(Any, {"method": method, "http_version": version}),
             cast(Any, transport),
             cast(Any, Flow()),
             LOG,
@@ -81,6 +85,16 @@ def test_a_stream_comes_in_chunks_and_ends() -> None:
     assert seen.endswith(b"transfer-encoding: chunked\r\n\r\n10\r\n" + b"a" * 16 + b"\r\n1\r\nb\r\n0\r\n\r\n")
     seen, _ = answered(start(), body(b"a", more=True), body(b""))
     assert seen.endswith(b"1\r\na\r\n0\r\n\r\n")
+
+
+def test_who_knows_no_chunks_is_sent_none() -> None:
+    seen, pipe = answered(
+        start(), body(b"a", more=True), body(b"", more=True), body(b"b"), version="1.0", keep_alive=False
+    )
+    head, _, rest = seen.partition(b"\r\n\r\n")
+    assert rest == b"ab" and b"transfer-encoding" not in head and pipe.is_closed
+    seen, _ = answered(start((b"content-length", b"2")), body(b"ok"), version="1.0", keep_alive=False)
+    assert seen.endswith(b"\r\n\r\nok")
 
 
 @pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("GET", 204), ("GET", 304)])
