@@ -447,6 +447,8 @@ class FencedProtocol(HttpToolsProtocol):
 
     def _linger(self) -> None:
         """Closed at once, the kernel would answer what still comes with a reset, and the answer would be lost."""
+        # Over TLS a connection has no end of its own to be said.
+        self.transport.flush()  # type: ignore[attr-defined]
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.resume_reading()

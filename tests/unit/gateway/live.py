@@ -3,10 +3,17 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import AsyncIterator, Coroutine
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import uvloop
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from headrace.gateway.app import Gateway
 from headrace.gateway.server import serve
@@ -25,8 +32,8 @@ class Live:
         self.hurry = asyncio.Event()
         self.wires: list[Wire] = []
 
-    async def connect(self) -> "Wire":
-        wire = Wire(*await asyncio.open_connection("127.0.0.1", self.port))
+    async def connect(self, *, is_tls: bool = False) -> "Wire":
+        wire = Wire(*await asyncio.open_connection("127.0.0.1", self.port, ssl=trusting() if is_tls else None))
         self.wires.append(wire)
         return wire
 
@@ -71,8 +78,37 @@ class Wire:
 
     async def close(self) -> None:
         self._writer.close()
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
             await self._writer.wait_closed()
+
+
+def trusting() -> ssl.SSLContext:
+    """A client's that takes any certificate."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def write_pair(folder: Path, name: str) -> tuple[str, str]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    cert_path, key_path = folder / "cert.pem", folder / "key.pem"
+    cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    key_path.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return str(cert_path), str(key_path)
 
 
 @contextlib.asynccontextmanager

@@ -19,8 +19,7 @@ from headrace.gateway.grpc.health import Health
 from headrace.streams.record import Part
 from tests.builders import TestClock
 from tests.unit.gateway.grpc_rig import PATIENCE_S, Client, Rig, ends, eventually, resume, start
-from tests.unit.gateway.live import play
-from tests.unit.gateway.test_server import write_pair
+from tests.unit.gateway.live import play, write_pair
 
 HEADERS, RESET, SETTINGS, PING, GOAWAY, CONTINUATION = 1, 3, 4, 6, 7, 9
 END_HEADERS = 4

@@ -5,6 +5,7 @@ import logging
 import re
 import socket
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from headrace.gateway import protocol, server
 from headrace.gateway.protocol import FencedProtocol
 from headrace.streams.record import Ending, Part, Usage
-from tests.unit.gateway.live import Live, Wire, play, running
+from tests.unit.gateway.live import Live, Wire, play, running, write_pair
 from tests.unit.gateway.stub import KEY, StubService, gateway
 
 # A client is looked at now and then, and this machine may be busy.
@@ -524,5 +525,28 @@ def test_who_closes_while_a_worker_computes_has_left(path: bytes) -> None:
                 while "finished" not in service.calls:
                     await asyncio.sleep(0.001)
             assert service.calls == ["cancel disconnected", "finished"]
+
+    play(story())
+
+
+def test_over_tls_refusals_reach_their_client_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cert, key = write_pair(tmp_path, "localhost")
+    # Whatever is told only when the connection is given up, comes too late.
+    monkeypatch.setattr(protocol, "_LINGER_S", 10 * PATIENCE_S)
+    asked = {
+        b"GET /live HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 40_000 + b"\r\n\r\n": 431,
+        b"garbage\r\n\r\n": 400,
+        b"GET /live HTTP/1.1\r\n\r\n": 400,
+        HEAD + b"content-length: 2\r\n\r\n{": 408,
+    }
+
+    async def story() -> None:
+        async with running(gateway(tls_cert=cert, tls_key=key, receive_s=1.0)) as live:
+            for request_bytes, status in asked.items():
+                wire = await live.connect(is_tls=True)
+                await wire.send(request_bytes)
+                found, body = await wire.answer()
+                assert found == status and msgspec.json.decode(body)["error"]["message"]
+                await wire.close()
 
     play(story())

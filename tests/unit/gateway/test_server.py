@@ -5,19 +5,17 @@ import contextlib
 import os
 import socket
 import ssl
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import NameOID
 
 from headrace.gateway.certificate import Certificate
 from headrace.gateway.server import DOORS, LINGER_S, _doors
 from headrace.streams.record import Ending, Part, Usage
-from tests.unit.gateway.live import PATIENCE_S, Live, Wire, play, running
+from tests.unit.gateway.live import PATIENCE_S, Live, Wire, play, running, trusting, write_pair
 from tests.unit.gateway.stub import KEY, StubService, gateway
 
 SAY = (
@@ -237,33 +235,9 @@ def test_what_was_sent_is_not_taken_for_read_because_the_system_holds_it() -> No
     play(story())
 
 
-def write_pair(folder: Path, name: str) -> tuple[str, str]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .sign(key, hashes.SHA256())
-    )
-    cert_path, key_path = folder / "cert.pem", folder / "key.pem"
-    cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    key_path.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return str(cert_path), str(key_path)
-
-
 async def name_of(port: int) -> str:
     """The name in the certificate that a new connection is shown."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting())
     writer.write(GOOD)
     assert (await reader.readline()).startswith(b"HTTP/1.1 200")
     shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)

@@ -13,10 +13,9 @@ from headrace.core.errors import InvalidInput
 from headrace.gateway.errors import UpgradeRequired
 from headrace.gateway.websocket.handshake import accept, is_offer, with_key
 from tests.socket_client import Closed, Refused, connected, opened
-from tests.unit.gateway.live import play, running
+from tests.unit.gateway.live import play, running, write_pair
 from tests.unit.gateway.socket_rig import OpeningService, end, say
 from tests.unit.gateway.stub import AUTH, KEY, METRICS_KEY, ask, gateway
-from tests.unit.gateway.test_server import write_pair
 
 # The example of RFC 6455.
 NONCE = "dGhlIHNhbXBsZSBub25jZQ=="
