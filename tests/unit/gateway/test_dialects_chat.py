@@ -189,10 +189,11 @@ def test_a_call_that_broke_is_text_in_a_whole_body() -> None:
 
 def test_a_call_that_broke_stands_where_it_was_written() -> None:
     first, second = CallDelta(0, "call_a", "look", "{"), CallDelta(1, "call_b", "look", "{")
+    # Five characters were said before: the prompt's.
     records = records_of(
-        [Part(0, text="a ", calls=(first,))],
-        [Part(0, text="b ", calls=(CallDelta(0, broken_text="{1 ", place=2), second), offset=2)],
-        [Part(0, text=" c", calls=(CallDelta(1, broken_text="{2", place=4),), offset=4, finish="stop")],
+        [Part(0, text="a ", calls=(first,), offset=5)],
+        [Part(0, text="b ", calls=(CallDelta(0, broken_text="{1 ", place=7), second), offset=7)],
+        [Part(0, text=" c", calls=(CallDelta(1, broken_text="{2", place=9),), offset=9, finish="stop")],
     )
     for told in records, [merge(records)]:
         assert whole(dialect(), told)["choices"][0]["message"]["content"] == "a {1 b {2 c"

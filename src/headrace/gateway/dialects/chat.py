@@ -148,7 +148,8 @@ class ChatDialect(Enveloped, frozen=True):
         calls = _whole_calls(deltas) if deltas else []
         if finish == "tool_calls" and not calls:
             finish = "stop"
-        text = wants.opening + _with_broken("".join(texts), deltas)
+        before = parts[0].offset if parts else 0
+        text = wants.opening + _with_broken("".join(texts), before, deltas)
         content = None if calls and not text else text
         if wants.legacy_calls:
             message = MessageReply(content=content, function_call=calls[0].function if calls else UNSET)
@@ -175,13 +176,14 @@ def _call_chunk(call: CallDelta) -> CallChunk:
     )
 
 
-def _with_broken(text: str, deltas: Sequence[CallDelta]) -> str:
-    """The text of a choice and, where they were written, its calls that stopped being ones."""
+def _with_broken(text: str, before: int, deltas: Sequence[CallDelta]) -> str:
+    """The text of a choice, from the character `before` on, and, where they were written, its calls that stopped being ones."""
     pieces, told = [], 0
     for delta in deltas:
         if delta.broken_text:
-            pieces += [text[told : delta.place], delta.broken_text]
-            told = delta.place
+            place = delta.place - before
+            pieces += [text[told:place], delta.broken_text]
+            told = place
     return "".join([*pieces, text[told:]])
 
 
