@@ -26,7 +26,7 @@ def test_each_tenant_finds_its_own_under_the_same_id() -> None:
     explanations.file(told("one", "b", wall_s=2.0))
     assert explanations.find("a", "one").wall_s == 1.0
     assert explanations.find("b", "one").wall_s == 2.0
-    with pytest.raises(NotFound, match="no such request"):
+    with pytest.raises(NotFound, match="no request of that id"):
         explanations.find("c", "one")
 
 
