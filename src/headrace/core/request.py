@@ -3,6 +3,7 @@
 Owns the request and its sampling parameters. Knows ids, never text.
 """
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 from msgspec import Struct
@@ -110,6 +111,17 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
         _check_ids("allowed_ids", sampling.allowed_ids, MAX_ALLOWED_IDS, vocab_size)
     if sampling.logit_bias:
         _check_biases(sampling.logit_bias, vocab_size)
+
+
+def check_ends(sampling: SamplingParams, eos_ids: Sequence[int]) -> None:
+    """Refuse a reply that may hold nothing but what ends it, and may not end yet: no id would be left to take."""
+    if not sampling.allowed_ids or not sampling.min_tokens:
+        return
+    ends = {*sampling.stop_ids, *(() if sampling.ignore_eos else eos_ids)}
+    if ends.issuperset(sampling.allowed_ids):
+        raise InvalidInput(
+            "allowed_ids holds nothing but ids that end the reply, and min_tokens forbids these", param="allowed_ids"
+        )
 
 
 def _check_ids(name: str, ids: tuple[int, ...], most: int, vocab_size: int) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from headrace.core.errors import ContextLengthExceeded, InvalidInput
-from headrace.core.request import MAX_LOGPROBS, SamplingParams, check_sampling
+from headrace.core.request import MAX_LOGPROBS, SamplingParams, check_ends, check_sampling
 from headrace.serving.ask import ALL_THAT_FIT, Ask, check_ask, check_free, sampling_of, shape_of
 from headrace.serving.model_text import ModelText
 from headrace.serving.tools import ToolPlan, plan_tools
@@ -191,6 +191,7 @@ def _draft(
             raise InvalidInput("this model's end is unknown, so no grammar can end its reply", param=checks[0][1])
     sampling = sampling_of(ask, seeds=seeds, masked=grammar is not None)
     check_sampling(sampling, model.vocab_size)
+    check_ends(sampling, model.eos_ids)
     draft = _Draft(ask, sampling, grammar, checks, tools, stop_window(ask, windows))
     if ask.ids is not None:
         draft.ids = ask.ids

@@ -1,6 +1,7 @@
 """Checks of a request that need no engine: each refusal names its field."""
 
 import math
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from headrace.core.request import (
     MAX_STOP_IDS,
     Request,
     SamplingParams,
+    check_ends,
     check_sampling,
     check_times,
 )
@@ -116,3 +118,32 @@ def test_a_time_that_is_not_positive_finite_seconds_is_refused_by_name(name: str
 def test_positive_seconds_are_allowed(value: float) -> None:
     check_times(timed(**dict.fromkeys(TIMES, value)))
     check_times(timed())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"allowed_ids": (2, 0), "min_tokens": 2},
+        {"allowed_ids": (0,), "min_tokens": 1},
+        {"allowed_ids": (28,), "stop_ids": (28,), "min_tokens": 2},
+        {"allowed_ids": (28, 2), "stop_ids": (28,), "min_tokens": 2},
+        {"allowed_ids": (28,), "stop_ids": (28,), "min_tokens": 2, "ignore_eos": True},
+    ],
+)
+def test_a_reply_of_nothing_but_ends_that_may_not_end_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_ends(SamplingParams(**fields), (0, 2))
+    assert caught.value.param == "allowed_ids"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"allowed_ids": (2, 0)},
+        {"allowed_ids": (2, 5), "min_tokens": 2},
+        {"allowed_ids": (2, 0), "min_tokens": 2, "ignore_eos": True},
+        {"stop_ids": (28,), "min_tokens": 2},
+    ],
+)
+def test_a_reply_that_may_end_or_go_on_is_not(fields: dict[str, Any]) -> None:
+    check_ends(SamplingParams(**fields), (0, 2))

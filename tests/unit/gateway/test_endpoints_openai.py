@@ -352,6 +352,8 @@ def test_the_service_s_refusals_blame_the_client_s_field(pool: LimitedPool) -> N
         chat, text = "/v1/chat/completions", "/v1/completions"
         assert await blame(chat, stop_token_ids=[10**6]) == "stop_token_ids"
         assert await blame(chat, allowed_token_ids=[10**6]) == "allowed_token_ids"
+        ends = {"allowed_token_ids": [28], "stop_token_ids": [28], "min_tokens": 2}
+        assert await blame(text, **ends) == await blame(chat, **ends) == "allowed_token_ids"
         assert await blame(chat, guided_regex="(") == "guided_regex"
         assert await blame(chat, response_format={"type": "regex", "regex": "("}) == "response_format.regex"
         assert await blame(chat, messages=[{"role": "user", "content": "x" * 5000}]) == "messages"
