@@ -19,6 +19,8 @@ _SHAPES = ("json_schema", "json_object", "regex", "choices", "grammar")
 _TIMES = ("ttft_target_s", "itl_target_s", "deadline_s", "queue_timeout_s")
 # What `tool_choice` says besides the name of a tool; so no tool can have these names.
 TOOL_CHOICES = ("auto", "none", "required")
+# Of a tool that names no parameters: without the last word a model may make some up.
+NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 class Ask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from headrace.core.errors import InvalidInput
-from headrace.serving.ask import TOOL_CHOICES, Ask, shape_of
+from headrace.serving.ask import NO_ARGUMENTS, TOOL_CHOICES, Ask, shape_of
 from headrace.text.grammar import CallForm, Grammar
 from headrace.text.rendering import Traits
 from headrace.text.tools.syntax import DIALECTS
@@ -25,7 +25,6 @@ _ANSWERS = ("json_schema", "json_object")
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 # Keywords whose values are data: a "$ref" there refers to nothing.
 _DATA = frozenset(("const", "enum", "default", "examples"))
-_NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 class ToolPlan(Struct, frozen=True):
@@ -82,7 +81,7 @@ def call_schema(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for place, tool in enumerate(tools):
         function = tool["function"]
         root = f"#/$defs/tool{place}"
-        definitions[f"tool{place}"] = _moved(function.get("parameters") or _NO_ARGUMENTS, root)
+        definitions[f"tool{place}"] = _moved(function.get("parameters") or NO_ARGUMENTS, root)
         calls.append(
             {
                 "type": "object",

@@ -69,7 +69,7 @@ def test_tools_and_the_choice_among_them() -> None:
             "function": {
                 "name": "jump",
                 "description": "up",
-                "parameters": {"type": "object", "properties": {}},
+                "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
                 "strict": True,
             },
         },
@@ -110,6 +110,8 @@ def test_tools_that_cannot_be_called(fields: dict[str, Any], param: str) -> None
 def test_deprecated_functions_are_tools_one_at_a_time() -> None:
     ask = chat_ask(functions=[{"name": "look", "parameters": {"type": "object"}}], function_call={"name": "look"})
     assert ask.tools == [TOOL] and ask.tool_choice == "look" and not ask.parallel_tool_calls
+    (bare,) = chat_ask(functions=[{"name": "look"}]).tools
+    assert bare["function"]["parameters"] == {"type": "object", "properties": {}, "additionalProperties": False}
     assert chat_ask(functions=[{"name": "look"}]).tool_choice == "auto"
     assert chat_ask(functions=[{"name": "look"}], function_call="none").tool_choice == "none"
 

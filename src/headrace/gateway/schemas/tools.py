@@ -6,7 +6,7 @@ from msgspec import Meta, Struct
 
 from headrace.core.errors import InvalidInput
 from headrace.gateway.schemas.bounds import MAX_DEPTH, MAX_TOOLS, ToolName, check_depth
-from headrace.serving.ask import TOOL_CHOICES
+from headrace.serving.ask import NO_ARGUMENTS, TOOL_CHOICES
 
 
 class FunctionDefinition(Struct, frozen=True):
@@ -128,7 +128,7 @@ def _rendered(definition: FunctionDefinition) -> dict[str, Any]:
     function: dict[str, Any] = {"name": definition.name}
     if definition.description is not None:
         function["description"] = definition.description
-    function["parameters"] = definition.parameters or {"type": "object", "properties": {}}
+    function["parameters"] = definition.parameters or NO_ARGUMENTS
     if definition.strict is not None:
         function["strict"] = definition.strict
     return {"type": "function", "function": function}
