@@ -19,6 +19,7 @@ from headrace.core.errors import InvalidInput
 from headrace.text.grammar_bounds import (
     MAX_EXPANDED_REGEX,
     MAX_EXPANDED_VALUES,
+    excess,
     is_regex_too_large,
     is_schema_too_large,
 )
@@ -192,6 +193,8 @@ def _count_keywords(value: dict[str, object], counts: dict[str, int]) -> None:
         counts["properties"] += own
     enum = value.get("enum")
     counts["enum"] += len(enum) if isinstance(enum, list) else 0
+    if found := excess(value):
+        raise InvalidInput(f"{found[0]} in the JSON schema must be at most {found[1]}")
     pattern = value.get("pattern")
     if isinstance(pattern, str):
         check_repeats(pattern, "a pattern of the JSON schema")

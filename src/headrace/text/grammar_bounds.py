@@ -4,11 +4,14 @@ A few hundred bytes can say 2⁴⁰: references that double, repeats of repeats.
 whether or not a compiler would notice.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 MAX_EXPANDED_VALUES = 100_000
 MAX_EXPANDED_REGEX = 100_000
+# A matcher spends about two states on each character of a text whose length is counted, and has 20,000 of them. Items
+# and properties cost it none, but so many would fill a context that is larger than most.
+_MOST = {"minLength": 10_000, "minItems": 100_000, "minProperties": 100_000, "maxLength": 2**32 - 1}
 _MAX_NESTING = 500
 
 
@@ -60,6 +63,16 @@ class _Expansion:
             else:
                 return None
         return found
+
+
+def excess(keywords: Mapping[str, object]) -> tuple[str, int] | None:
+    """The keyword that asks for more than any reply could hold, and the most it may say. What is only allowed costs
+    nothing, so upper bounds may be as large as the compiler can read."""
+    for name, most in _MOST.items():
+        value = keywords.get(name)
+        if isinstance(value, int | float) and value > most:
+            return name, most
+    return None
 
 
 def is_schema_too_large(schema: Any) -> bool:

@@ -105,6 +105,9 @@ def test_brackets_inside_texts_do_not_nest(desk: GrammarDesk) -> None:
         },
         {"oneOf": [{"type": "string"}, {"type": "integer"}]},
         {"type": "string", "pattern": "^(a|aa)+$", "minLength": 2},
+        {"type": "string", "maxLength": 1_000_000},
+        {"type": "string", "minLength": 1, "maxLength": 2**31 - 1},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 2**53 - 1},
     ],
 )
 def test_an_honest_schema_passes(desk: GrammarDesk, schema: object) -> None:
@@ -120,6 +123,14 @@ def test_references_that_double_are_refused(desk: GrammarDesk, keyword: str) -> 
 def test_repeats_of_repeats_are_refused_in_a_schema_as_well(desk: GrammarDesk) -> None:
     with pytest.raises(InvalidInput, match="a pattern of the JSON schema repeats"):
         desk.check_sync(Grammar.json_schema({"type": "string", "pattern": "(a{1,900}){1,900}"}))
+
+
+@pytest.mark.parametrize("keyword", ["minLength", "minItems", "minProperties"])
+def test_what_no_reply_is_long_enough_for_is_refused_by_its_keyword(desk: GrammarDesk, keyword: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": ["string", "array", "object"], keyword: 10**9}}}
+    with pytest.raises(InvalidInput, match=keyword) as refused:
+        desk.check_sync(Grammar.json_schema(schema))
+    assert refused.value.param == "response_format"
 
 
 @pytest.mark.parametrize(

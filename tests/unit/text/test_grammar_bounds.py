@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from headrace.text.grammar_bounds import is_regex_too_large, is_schema_too_large
+from headrace.text.grammar_bounds import excess, is_regex_too_large, is_schema_too_large
 
 
 def doubling(levels: int) -> dict[str, Any]:
@@ -59,3 +59,17 @@ def test_ordinary_expressions_are_small(pattern: str) -> None:
 )
 def test_repeats_of_repeats_are_multiplied(pattern: str) -> None:
     assert is_regex_too_large(pattern)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "most"),
+    [("minLength", 10_000), ("minItems", 100_000), ("minProperties", 100_000), ("maxLength", 2**32 - 1)],
+)
+def test_a_keyword_that_no_reply_can_meet_is_named(keyword: str, most: int) -> None:
+    assert excess({"type": "string", keyword: most}) is None
+    for value in (most + 1, 2**63, 1e30):
+        assert excess({"type": "string", keyword: value}) == (keyword, most)
+
+
+def test_a_property_may_be_called_like_a_keyword() -> None:
+    assert excess({"minItems": {"type": "integer"}, "minLength": True, "maxItems": 2**63}) is None
