@@ -294,7 +294,7 @@ class LimitedPool:
             )
             value = ticket.read(found)
         except InvalidInput as error:
-            failed = InvalidInput(error.message, param=error.param or ticket.param)
+            failed = type(error)(error.message, param=error.param or ticket.param)
         except Exception as error:  # noqa: BLE001 - the top of a thread: ends exactly one job
             failed = error
         self._free(process, None)

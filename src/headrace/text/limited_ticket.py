@@ -12,14 +12,16 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from headrace.core.errors import HeadraceError, InvalidInput, InvalidModel
+from headrace.core.errors import ContextLengthExceeded, HeadraceError, InvalidInput, InvalidModel
 from headrace.text.limited_wire import BATCH, Answer, Job, frame_of
 
 T = TypeVar("T")
 
 _encoder = msgspec.msgpack.Encoder()
 _answers = msgspec.msgpack.Decoder(list[Answer])
-_ERRORS: dict[str, type[HeadraceError]] = {error.code: error for error in (InvalidInput, InvalidModel)}
+_ERRORS: dict[str, type[HeadraceError]] = {
+    error.code: error for error in (InvalidInput, ContextLengthExceeded, InvalidModel)
+}
 
 
 class Ticket(Generic[T]):

@@ -17,7 +17,7 @@ from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from headrace.core.errors import InvalidInput, InvalidModel
+from headrace.core.errors import ContextLengthExceeded, InvalidInput, InvalidModel
 from headrace.text.marks import Marks, mark_template
 from headrace.text.rendering import PackedJob, RenderJob, TemplateSource, Traits
 
@@ -77,7 +77,7 @@ class CompiledTemplate:
         for part in self.written(job, messages):
             room -= len(part)
             if room < 0:
-                raise InvalidInput(f"the chat template writes more than {job.max_chars} characters")
+                raise ContextLengthExceeded(f"the chat template writes more than {job.max_chars} characters")
             parts.append(part)
         return self.marks.split("".join(parts))
 

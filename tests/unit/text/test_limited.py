@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.core.errors import InvalidInput, QueueFull, Refused, TimedOut
+from headrace.core.errors import ContextLengthExceeded, InvalidInput, QueueFull, Refused, TimedOut
 from headrace.text.limited import LimitedPool
 from headrace.text.limited_process import Limits
 from headrace.text.rendering import RenderJob, TemplateSource
@@ -90,6 +90,18 @@ def test_an_answer_that_is_too_long_is_refused(pool: LimitedPool) -> None:
     with pytest.raises(InvalidInput, match="too long") as caught:
         render(pool, "{{ 'a' * 2000000 }}", max_chars=4_000_000)
     assert caught.value.param == "messages"
+
+
+def test_a_text_that_grows_beyond_any_context_is_told_as_that_however_it_is_waited_for(pool: LimitedPool) -> None:
+    long = payload("{{ 'a' * 1001 }}")
+
+    async def wait() -> None:
+        await pool.call("render", long, list[str], subject="the text", param="messages")
+
+    for attempt in (lambda: render(pool, "{{ 'a' * 1001 }}"), lambda: asyncio.run(wait())):
+        with pytest.raises(ContextLengthExceeded, match="more than 1000 characters") as caught:
+            attempt()
+        assert caught.value.param == "messages"
 
 
 def test_a_job_that_is_too_large_or_no_unicode_is_refused_before_it_is_sent(pool: LimitedPool) -> None:
