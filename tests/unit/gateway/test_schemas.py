@@ -8,9 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import InvalidInput
+from headrace.gateway.endpoints import ROUTES
+from headrace.gateway.openapi import document
 from headrace.gateway.schemas.chat import ChatBody
 from headrace.gateway.schemas.completion import CompletionBody
 from headrace.gateway.schemas.decode import decode
+from headrace.gateway.schemas.tokens import DetokenizeBody
 from tests.unit.gateway.bodies import CHAT, COMPLETION, chat_ask, completion_ask, completions_of, refused
 
 NOT_INTS = ["1", True, 1.5, [], {}, 2**64, -(2**63) - 1]
@@ -263,6 +266,15 @@ def test_a_body_of_more_values_than_any_field_takes_is_not_even_decoded() -> Non
             decode(b'{"model":"m","prompt":[' + prompt + b"]}", CompletionBody)
     assert len(decode(b'{"model":"m","prompt":[' + b"1," * 100_000 + b"1]}", CompletionBody).prompt) == 100_001
     assert completion_ask(prompt="x, {[" * 30_000).raw == "x, {[" * 30_000
+
+
+def test_as_many_ids_are_decoded_as_the_document_says() -> None:
+    schemas = msgspec.json.decode(document(ROUTES))["components"]["schemas"]
+    most = schemas["DetokenizeBody"]["properties"]["tokens"]["maxItems"]
+    assert len(decode(b'{"model":"m","tokens":[' + b"1," * (most - 1) + b"1]}", DetokenizeBody).tokens) == most
+    with pytest.raises(InvalidInput) as refused:
+        decode(b'{"tokens":[' + b"1," * most + b"1]}", DetokenizeBody)
+    assert refused.value.param == "tokens"
 
 
 JSON = st.recursive(

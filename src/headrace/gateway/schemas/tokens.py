@@ -5,12 +5,21 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from headrace.core.errors import InvalidInput
-from headrace.gateway.schemas.bounds import MAX_VARIABLE_DEPTH, Flag, Name, TokenId, Variables, check_depth
+from headrace.gateway.schemas.bounds import (
+    MAX_BODY_COMMAS,
+    MAX_VARIABLE_DEPTH,
+    Flag,
+    Name,
+    TokenId,
+    Variables,
+    check_depth,
+)
 from headrace.gateway.schemas.messages import Messages, render_messages
 from headrace.gateway.schemas.tools import Tools, tool_rules
 from headrace.serving.ask import Ask
 
-MAX_IDS = 1 << 20
+# More commas are refused in any body, whatever its fields take.
+MAX_IDS = MAX_BODY_COMMAS
 
 
 class TokenizeBody(Struct, frozen=True, kw_only=True):
