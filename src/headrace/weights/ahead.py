@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 Named = tuple[str, NDArray[np.float32]]
 
-_MOST_BYTES = 2**26
+_MOST_BYTES = 2**24
 
 
 class ReadAhead:

@@ -14,6 +14,7 @@ from torch import Tensor
 from headrace.runner.torch.kernels import KERNELS, LARGEST
 from headrace.runner.torch.linear import Norm, mean_squares
 from headrace.runner.torch.planes import FEW, STEP, RowPlanes
+from headrace.runner.torch.rotation import Rotation
 
 PlanesOf = Callable[[int, int], RowPlanes]
 
@@ -23,16 +24,19 @@ _TINY = torch.finfo(torch.float32).tiny
 _SLICE = 1 << 18
 
 
-def quantise(weight: Tensor, planes: int = 1, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """weight [n, k], its columns times `factors` [k], as int8 [planes * n, k], high plane first, and one scale per row
-    [n]."""
+def quantise(
+    weight: Tensor, planes: int = 1, factors: Tensor | None = None, rotation: Rotation | None = None
+) -> tuple[Tensor, Tensor]:
+    """weight [n, k], its columns times `factors` [k] and then turned, as int8 [planes * n, k], high plane first, and one scale
+    per row [n]. A few lines at a time, so that no more of it is ever there in float32."""
     count, width = weight.shape
     integers = torch.empty(planes, count, width, dtype=torch.int8)
     scales = torch.empty(count, 1)
-    step = max(1, _SLICE // width)
+    step = max(1, _SLICE // width) if rotation is None else rotation.lines_at_once
     for start in range(0, count, step):
         rows = slice(start, start + step)
-        _quantise_rows(weight[rows] if factors is None else weight[rows] * factors, integers[:, rows], scales[rows])
+        lines = weight[rows] if factors is None else weight[rows] * factors
+        _quantise_rows(lines if rotation is None else rotation.turn_lines(lines), integers[:, rows], scales[rows])
     return integers.view(-1, width), scales.view(-1)
 
 
@@ -53,7 +57,7 @@ def _quantise_rows(weight: Tensor, integers: Tensor, scales: Tensor) -> None:
 
 
 class Int8Linear:
-    """`planes_of(width, planes)` finds the buffer that layers of one width share."""
+    """`planes_of(width, planes)` finds the buffer that layers of one width share. Under a `rotation` it reads turned rows."""
 
     def __init__(
         self,
@@ -65,8 +69,9 @@ class Int8Linear:
         planes_of: PlanesOf,
         planes: int = 1,
         weight_planes: int = 1,
+        rotation: Rotation | None = None,
     ) -> None:
-        integers, self._scales = quantise(weight, weight_planes, None if norm is None else norm.weight)
+        integers, self._scales = quantise(weight, weight_planes, None if norm is None else norm.weight, rotation)
         self._matrix = KERNELS[kernel](integers)
         self._planes = planes_of(weight.shape[1], planes)
         self._scale_array = self._scales.numpy()

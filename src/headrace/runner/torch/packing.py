@@ -53,6 +53,8 @@ PLANES: dict[str, dict[str, tuple[int, int]]] = {
         "router": (2, 2),
     },
 }
+# Roles whose matrices write to the residual stream; the others read it.
+_OUTPUT_ROLES = ("out", "down")
 # Roles whose weights are never 4-bit groups.
 _WIDE_ROLES = ("head", "router")
 # Row counts that every expert sees before the first step: after doubling, one that kernels pad to and the next.
@@ -147,6 +149,7 @@ class Packer:
         self._missing = {index: set(names) for index, names in self._layer_names.items()}
 
     def take(self, tensors: Iterable[tuple[str, NDArray[np.float32]]]) -> None:
+        """Arrays are the packer's from then on: some become weights where they lie."""
         for name, array in tensors:
             if name not in self._dims:
                 continue
@@ -171,14 +174,20 @@ class Packer:
         norm = Norm(self._waiting.pop("model.norm.weight"), self._shape.rms_eps)
         tied = self._shape.tied_embeddings
         lines = embeddings if tied else self._waiting.pop("lm_head.weight")
-        turn = partial(self._residual.turn_inputs, embeddings)
-        turned = self._begin(turn if self._rotated else lambda: embeddings)
-        head = [self._begin(partial(self._pack, part, "head", norm=norm)) for part in self._head_parts(lines)]
+        parts = zip(self._parts(lines), self._parts(embeddings), strict=True)
+        head = [self._begin(partial(self._pack_ends, *part, norm)) for part in parts]
         layers = tuple(self._layers[index].result() for index in sorted(self._layers))
         packed = [part.result() for part in head]
-        return DecoderWeights(turned.result(), layers, packed[0] if len(packed) == 1 else JoinedLinear(packed))
+        return DecoderWeights(embeddings, layers, packed[0] if len(packed) == 1 else JoinedLinear(packed))
 
-    def _head_parts(self, lines: Tensor) -> tuple[Tensor, ...]:
+    def _pack_ends(self, lines: Tensor, embeddings: Tensor, norm: Norm) -> Linear:
+        """Lines of the head; and the embeddings, which may be the same memory, are turned where they lie."""
+        packed = self._pack(lines, "head", norm=norm)
+        if self._rotated:
+            self._residual.turn_inputs(embeddings, out=embeddings)
+        return packed
+
+    def _parts(self, lines: Tensor) -> tuple[Tensor, ...]:
         """For several threads. They end where rotation cuts its products, so that these are as large as of the whole."""
         if not self._rotated:
             return (lines,)
@@ -272,8 +281,10 @@ class Packer:
             return Int4Linear(
                 weight, bias=bias, norm=norm, min_rows=recipe.min_rows, planes_of=self._planes_of, planes=planes
             )
-        if self._rotated:
-            weight, norm, bias = self._rotate(weight, role, norm, bias)
+        reads_turned = self._rotated and role not in _OUTPUT_ROLES
+        if self._rotated and not reads_turned:
+            weight = self._residual.turn_outputs(weight)
+            bias = None if bias is None else self._residual.turn_outputs(bias)
         return Int8Linear(
             weight,
             bias=bias,
@@ -282,20 +293,8 @@ class Packer:
             planes_of=self._planes_of,
             planes=planes,
             weight_planes=weight_planes,
+            rotation=self._residual if reads_turned else None,
         )
-
-    def _rotate(
-        self, weight: Tensor, role: str, norm: Norm | None, bias: Tensor | None
-    ) -> tuple[Tensor, Norm | None, Tensor | None]:
-        if role in ("out", "down"):
-            return (
-                self._residual.turn_outputs(weight),
-                norm,
-                None if bias is None else self._residual.turn_outputs(bias),
-            )
-        assert norm is not None
-        turned = self._residual.turn_inputs(weight * norm.weight)
-        return turned, Norm(torch.ones_like(norm.weight), norm.eps), bias
 
     def _planes_of(self, width: int, planes: int) -> RowPlanes:
         key = (width, planes)

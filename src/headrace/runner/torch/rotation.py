@@ -22,15 +22,16 @@ class Rotation:
         # Larger products, or smaller ones, may have other last bits.
         self.lines_at_once = max(1, _SLICE // size)
 
-    def turn_inputs(self, weight: Tensor) -> Tensor:
-        """weight [n, size] -> weight Q: the layer now reads rotated rows."""
-        turned = torch.empty(weight.shape)
+    def turn_inputs(self, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        """weight [n, size] -> weight Q: the layer now reads rotated rows. `out` may be the weight itself."""
+        turned = torch.empty(weight.shape) if out is None else out
         step = self.lines_at_once
         for start in range(0, weight.shape[0], step):
-            turned[start : start + step] = self._turn_rows(weight[start : start + step])
+            turned[start : start + step] = self.turn_lines(weight[start : start + step])
         return turned
 
-    def _turn_rows(self, weight: Tensor) -> Tensor:
+    def turn_lines(self, weight: Tensor) -> Tensor:
+        """The same of `lines_at_once` lines, or of fewer that are the last."""
         last = self._factors[-1]
         turned = weight.reshape(-1, last.shape[0]) @ last
         behind = last.shape[0]

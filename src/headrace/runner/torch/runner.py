@@ -155,8 +155,9 @@ class TorchRunner:
         with torch.inference_mode(), closing(packer):
             with closing(ReadAhead(self._checkpoint.tensors(self._progress))) as tensors:
                 packer.take(tensors)
+            # What layers took as they were read is free, and the threads' allocators keep it: the head would take new memory.
+            trim_memory()
             self._weights = packer.finish()
-        # What layers took as they were read is free, and the threads' allocators keep it.
         trim_memory()
         self.weights_bytes = self._weights.size_bytes
 

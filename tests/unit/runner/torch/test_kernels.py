@@ -79,6 +79,14 @@ def test_weights_are_quantised_slice_by_slice_as_in_one_piece(planes: int, monke
     assert whole[0][:37].abs().amax(1).tolist() == [LARGEST if row != 4 else 0 for row in range(37)]
 
 
+def test_weights_are_turned_slice_by_slice_as_before_they_are_quantised() -> None:
+    rotation, weight, factors = Rotation(576), torch.randn(1000, 576), torch.rand(576)
+    turned = rotation.turn_inputs(weight * factors)
+    assert all(
+        torch.equal(*each) for each in zip(quantise(weight, 2, factors, rotation), quantise(turned, 2), strict=True)
+    )
+
+
 @pytest.mark.parametrize("planes", [1, 2])
 @pytest.mark.parametrize("peak", [1.3e-43, 2e-43, 1e-40, 1e-36, 1e-30])
 def test_the_smallest_weights_stay_within_bounds(planes: int, peak: float) -> None:
@@ -160,6 +168,7 @@ def test_rotations_turn_every_row_of_a_tall_matrix() -> None:
     turned = rotation.turn_inputs(weight)
     for row in (0, 454, 455, 909, 910, 999):
         assert torch.allclose(turned[row], rotation.turn_inputs(weight[row : row + 1])[0], atol=1e-4)
+    assert rotation.turn_inputs(weight, out=weight) is weight and torch.equal(weight, turned)
 
 
 def test_rotations_spread_what_stands_out() -> None:

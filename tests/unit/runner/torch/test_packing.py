@@ -22,6 +22,7 @@ from headrace.runner.torch import kernels, packing
 from headrace.runner.torch.decoder import DecoderWeights
 from headrace.runner.torch.kernels import KERNELS
 from headrace.runner.torch.packing import Packer, Recipe, num_threads
+from headrace.runner.torch.rotation import Rotation
 from headrace.weights.layout import tensor_dims
 from tests.unit.runner.torch.model_rig import TensorCheckpoint, model
 
@@ -211,7 +212,7 @@ rows = torch.from_numpy(chance.standard_normal((3, 576), np.float32))
 for cores, threads in ((1, 0), (2, 0), (2, 2), (2, 3)):
     torch.set_num_threads(cores)
     with closing(Packer(shape, Recipe("int8"), 8, threads)) as packer:
-        packer.take(tensors.items())
+        packer.take((name, values.copy()) for name, values in tensors.items())
         weights = packer.finish()
     torch.set_num_threads(1)
     layer = weights.layers[0]
@@ -230,6 +231,28 @@ def test_packed_bits_depend_neither_on_cores_nor_on_threads(instructions: str, m
     digests, joined = zip(*(line.split() for line in done.stdout.splitlines()), strict=True)
     assert len(digests) == 4 and len(set(digests)) == 1
     assert joined == ("False", "False", "True", "True")
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("family", ["mistral", "llama3"])
+def test_embeddings_are_turned_where_they_lie(family: str, threads: int) -> None:
+    """The head reads them before that, where it has no lines of its own."""
+    checkpoint = model(family)[1]
+    assert checkpoint.shape.tied_embeddings is (family == "llama3")
+    tensors = dict(checkpoint.tensors())
+    embeddings = tensors["model.embed_tokens.weight"]
+    before = torch.from_numpy(embeddings.copy())
+    with closing(Packer(checkpoint.shape, Recipe("int8"), 8, threads)) as packer:
+        packer.take(tensors.items())
+        weights = packer.finish()
+    assert weights.embeddings.data_ptr() == embeddings.ctypes.data
+    assert torch.equal(weights.embeddings, Rotation(checkpoint.shape.hidden_size).turn_inputs(before))
+    whole = pack(checkpoint, Recipe("fp32"))
+    rows = torch.randn(5, checkpoint.shape.hidden_size)
+    turned = Rotation(checkpoint.shape.hidden_size).turn_inputs(rows)
+    with torch.inference_mode():
+        logits, truth = weights.head.project_normed(turned), whole.head.project_normed(rows)
+    assert (logits - truth).abs().max() < 0.02 * truth.abs().max()
 
 
 def test_weights_hold_no_packer(checkpoint: TensorCheckpoint) -> None:
