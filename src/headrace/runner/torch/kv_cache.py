@@ -1,4 +1,5 @@
-"""Keys and values of every position, in blocks: one tensor, a layer's blocks together.
+"""Keys and values of every position, in blocks: one tensor, all layers of a block together, so that what a few tokens need
+is in a few of the system's pages, which may be large.
 
 Owns the memory, its poison and the bytes of blocks in transit. Knows block numbers; knows neither slots
 nor plans. Block `blocks` is nobody's, never written and zero: tables are padded with it.
@@ -16,7 +17,7 @@ from headrace.core.errors import InvalidInput
 from headrace.weights.shape import ModelShape
 
 _HEADER = struct.Struct("<8s6I")
-_MAGIC = b"HRKV-F32"
+_MAGIC = b"HRKV-CPU"
 
 
 def block_bytes(shape: ModelShape, block_size: int) -> int:
@@ -24,7 +25,7 @@ def block_bytes(shape: ModelShape, block_size: int) -> int:
 
 
 class KvCache:
-    """`cells` [layers, blocks + 1, 2, kv heads, block size, head dim]: keys under 0, values under 1."""
+    """`cells` [blocks + 1, layers, 2, kv heads, block size, head dim]: keys under 0, values under 1."""
 
     def __init__(self, shape: ModelShape, blocks: int, block_size: int, *, poison: bool = False) -> None:
         self.blocks = blocks
@@ -33,16 +34,16 @@ class KvCache:
         self.num_heads = shape.num_kv_heads
         self.head_dim = shape.head_dim
         self._poison = poison
-        dims = (shape.num_layers, blocks + 1, 2, shape.num_kv_heads, block_size, shape.head_dim)
+        dims = (blocks + 1, shape.num_layers, 2, shape.num_kv_heads, block_size, shape.head_dim)
         # numpy leaves the zeros to the system, which gives a page when it is first written.
         self.cells = torch.from_numpy(np.zeros(dims, np.float32))
         if poison:
-            self.cells[:, :blocks].fill_(math.nan)
-        # A line is one head's part of a block, a row one position of it.
+            self.cells[:blocks].fill_(math.nan)
+        # A line is one head's part of a layer of a block, a row one position of it.
         self._lines = self.cells.view(-1, block_size * shape.head_dim)
         self._rows = self.cells.view(-1, shape.head_dim)
-        self.lines_per_block = 2 * shape.num_kv_heads
-        self.lines_per_layer = (blocks + 1) * self.lines_per_block
+        self.lines_per_layer = 2 * shape.num_kv_heads
+        self.lines_per_block = shape.num_layers * self.lines_per_layer
 
     def write(self, rows: Tensor, keys_values: Tensor) -> None:
         """`keys_values` [t, 2 * heads, dim] into the rows numbered `rows` [t * 2 * heads]."""
@@ -57,16 +58,16 @@ class KvCache:
     def release(self, blocks: Sequence[int]) -> None:
         """Nobody may read these any more; under `poison` whoever does gets NaN."""
         if self._poison and len(blocks):
-            self.cells.index_fill_(1, torch.tensor(blocks, dtype=torch.int64), math.nan)
+            self.cells.index_fill_(0, torch.tensor(blocks, dtype=torch.int64), math.nan)
 
     def clear(self, blocks: Sequence[int]) -> None:
         """A block that is read before it is full must hold numbers: weight 0 times NaN is NaN."""
         for block in blocks:
-            self.cells[:, block].zero_()
+            self.cells[block].zero_()
 
     def export(self, blocks: Sequence[int]) -> bytes:
         self._check(blocks)
-        chosen = self.cells[:, torch.tensor(blocks, dtype=torch.int64)]
+        chosen = self.cells[torch.tensor(blocks, dtype=torch.int64)]
         return self._header(len(blocks)) + chosen.numpy().tobytes()
 
     def load(self, blocks: Sequence[int], payload: bytes) -> None:
@@ -76,15 +77,14 @@ class KvCache:
             raise InvalidInput("the blocks come from another model, block size or dtype, or are cut", param="payload")
         if len(blocks):
             body = torch.frombuffer(bytearray(payload[len(header) :]), dtype=torch.float32)
-            dims = (self.num_layers, len(blocks), *self.cells.shape[2:])
-            self.cells[:, torch.tensor(blocks, dtype=torch.int64)] = body.view(dims)
+            self.cells[torch.tensor(blocks, dtype=torch.int64)] = body.view(-1, *self.cells.shape[1:])
 
     def _header(self, count: int) -> bytes:
         dims = (count, self.num_layers, self.num_heads, self.block_size, self.head_dim, 2)
         return _HEADER.pack(_MAGIC, *dims)
 
     def _block_bytes(self) -> int:
-        return self.cells[:, 0].numel() * 4
+        return self.cells[0].numel() * 4
 
     def _check(self, blocks: Sequence[int]) -> None:
         if any(not 0 <= block < self.blocks for block in blocks) or len(set(blocks)) < len(blocks):

@@ -51,7 +51,7 @@ def lay_out(
     positions = np.arange(len(owners)) - firsts[owners] + starts[owners]
     pieces = [table.ids(*row) for row in zip(slots.tolist(), starts.tolist(), ends.tolist(), strict=True)]
     blocks = table.tables[slots[owners], positions // cache.block_size]
-    heads = np.arange(cache.lines_per_block) * cache.block_size
+    heads = np.arange(cache.lines_per_layer) * cache.block_size
     homes = blocks * (cache.lines_per_block * cache.block_size) + positions % cache.block_size
     layers = np.arange(cache.num_layers) * (cache.lines_per_layer * cache.block_size)
     writes = layers[:, None, None] + homes[None, :, None] + heads
