@@ -63,7 +63,9 @@ class KvPool:
         header = self._header(len(blocks))
         dims = (2, self.keys.shape[0], len(blocks), *self.keys.shape[2:])
         if payload[: len(header)] != header or len(payload) != len(header) + math.prod(dims) * self._dtype.itemsize:
-            raise InvalidInput("the blocks come from another model, block size or dtype, or are cut", param="payload")
+            raise InvalidInput(
+                "the blocks come from another model, block size, dtype or kind of device, or are cut", param="payload"
+            )
         if len(blocks):
             body = torch.frombuffer(bytearray(payload[len(header) :]), dtype=self._dtype).view(dims)
             self.keys[:, which], self.values[:, which] = body.to(self.keys.device).unbind(0)

@@ -28,7 +28,7 @@ def quantise(
     weight: Tensor, planes: int = 1, factors: Tensor | None = None, rotation: Rotation | None = None
 ) -> tuple[Tensor, Tensor]:
     """weight [n, k], its columns times `factors` [k] and then turned, as int8 [planes * n, k], high plane first, and one scale
-    per row [n]. A few lines at a time, so that no more of it is ever there in float32."""
+    per row [n]. A few lines at a time, so that no more of them is ever there scaled and turned."""
     count, width = weight.shape
     integers = torch.empty(planes, count, width, dtype=torch.int8)
     scales = torch.empty(count, 1)

@@ -17,7 +17,8 @@ from headrace.core.errors import InvalidInput
 from headrace.weights.shape import ModelShape
 
 _HEADER = struct.Struct("<8s6I")
-_MAGIC = b"HRKV-CPU"
+# Of float32 on a processor, in the order of `cells`: another order needs another name.
+_MAGIC = b"HRKVCPU2"
 
 
 def block_bytes(shape: ModelShape, block_size: int) -> int:
@@ -74,7 +75,9 @@ class KvCache:
         self._check(blocks)
         header = self._header(len(blocks))
         if payload[: len(header)] != header or len(payload) != len(header) + len(blocks) * self._block_bytes():
-            raise InvalidInput("the blocks come from another model, block size or dtype, or are cut", param="payload")
+            raise InvalidInput(
+                "the blocks come from another model, block size, dtype or kind of device, or are cut", param="payload"
+            )
         if len(blocks):
             body = torch.frombuffer(bytearray(payload[len(header) :]), dtype=torch.float32)
             self.cells[torch.tensor(blocks, dtype=torch.int64)] = body.view(-1, *self.cells.shape[1:])

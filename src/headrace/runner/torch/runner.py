@@ -155,7 +155,7 @@ class TorchRunner:
         with torch.inference_mode(), closing(packer):
             with closing(ReadAhead(self._checkpoint.tensors(self._progress))) as tensors:
                 packer.take(tensors)
-            # What layers took as they were read is free, and the threads' allocators keep it: the head would take new memory.
+            # What most layers took as they were read is free, and the threads' allocators keep it: the head would take new memory.
             trim_memory()
             self._weights = packer.finish()
         trim_memory()

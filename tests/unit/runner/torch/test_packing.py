@@ -18,9 +18,10 @@ import torch
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from headrace.runner.torch import kernels, packing
+from headrace.runner.torch import kernels, packing, rotation
 from headrace.runner.torch.decoder import DecoderWeights
 from headrace.runner.torch.kernels import KERNELS
+from headrace.runner.torch.linear import JoinedLinear
 from headrace.runner.torch.packing import Packer, Recipe, num_threads
 from headrace.runner.torch.rotation import Rotation
 from headrace.weights.layout import tensor_dims
@@ -235,9 +236,10 @@ def test_packed_bits_depend_neither_on_cores_nor_on_threads(instructions: str, m
 
 @pytest.mark.parametrize("threads", [0, 2])
 @pytest.mark.parametrize("family", ["mistral", "llama3"])
-def test_embeddings_are_turned_where_they_lie(family: str, threads: int) -> None:
-    """The head reads them before that, where it has no lines of its own."""
+def test_embeddings_are_turned_where_they_lie(family: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head reads them before that, where it has no lines of its own; two threads take a part each."""
     checkpoint = model(family)[1]
+    monkeypatch.setattr(rotation, "_SLICE", 50 * checkpoint.shape.hidden_size)
     assert checkpoint.shape.tied_embeddings is (family == "llama3")
     tensors = dict(checkpoint.tensors())
     embeddings = tensors["model.embed_tokens.weight"]
@@ -245,6 +247,7 @@ def test_embeddings_are_turned_where_they_lie(family: str, threads: int) -> None
     with closing(Packer(checkpoint.shape, Recipe("int8"), 8, threads)) as packer:
         packer.take(tensors.items())
         weights = packer.finish()
+    assert isinstance(weights.head, JoinedLinear) is bool(threads)
     assert weights.embeddings.data_ptr() == embeddings.ctypes.data
     assert torch.equal(weights.embeddings, Rotation(checkpoint.shape.hidden_size).turn_inputs(before))
     whole = pack(checkpoint, Recipe("fp32"))
