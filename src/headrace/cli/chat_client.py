@@ -92,7 +92,9 @@ class ChatClient:
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             where = f"{self._scheme}://{self._host}{f':{self._port}' if self._port else ''}"
-            raise ServerError(f"{where}: {reason}; is a server running? (headrace serve)") from None
+            raise ServerError(
+                f"{where}: {reason}; is a server running there? (headrace serve; --url says where)"
+            ) from None
         finally:
             connection.close()
 

@@ -43,8 +43,8 @@ class MemoryPlan(Struct, frozen=True):
     def kv_sentence(self) -> str:
         capped = ", the most that the settings allow" if self.blocks == self.max_blocks else ""
         return (
-            f"KV: {_mib(self.kv_bytes)} / {self.block_bytes // self.block_size} bytes per token"
-            f" = {self.blocks * self.block_size} tokens in {self.blocks} blocks of {self.block_size}{capped}"
+            f"KV: {_mib(self.kv_bytes)} / {self.block_bytes // self.block_size:,} bytes per token"
+            f" = {self.blocks * self.block_size:,} tokens in {self.blocks:,} blocks of {self.block_size}{capped}"
         )
 
 

@@ -59,7 +59,7 @@ def test_blocks_are_as_many_as_memory_holds(checkpoint: TensorCheckpoint, desk: 
     )
     # Set aside beside the blocks: whoever asks for penalties or log-probabilities later must find it there.
     assert found.workspace_bytes > look_bytes(config) > 4 * 2 * config.slots * config.vocab_size
-    assert runner.notes[-1].endswith(f"in {found.blocks} blocks of 16")
+    assert runner.notes[-1].endswith(f"in {found.blocks:,} blocks of 16")
     shape = checkpoint.shape
     needed = weights_bytes(shape, torch.float32)
     needed += Workspace(shape, 64, config.slots, torch.device("cpu"), torch.float32).size_bytes

@@ -29,7 +29,7 @@ def test_blocks_are_what_is_left_of_the_share() -> None:
     # Two layers, keys and values, 64 numbers of 4 bytes.
     assert made.block_bytes == 2 * 2 * 64 * 4 * 16
     assert made.blocks == 40 * MIB // made.block_bytes
-    assert made.sentences()[-1].endswith(f"= {made.blocks * 16} tokens in {made.blocks} blocks of 16")
+    assert made.sentences()[-1].endswith(f"= {made.blocks * 16:,} tokens in {made.blocks:,} blocks of 16")
 
 
 def test_no_more_blocks_than_asked_for_and_that_is_said() -> None:
