@@ -23,7 +23,7 @@ import msgspec
 import typer
 
 from headrace.accounts.keys import KeyRing
-from headrace.cli.sweep import THRESHOLDS, Sweep
+from headrace.cli.sweep import THRESHOLDS, Sweep, settle
 from headrace.cluster.replica import Replica
 from headrace.cluster.replicas import Replicas
 from headrace.control.orders import REPORT_S, Orders, Report, Step
@@ -209,8 +209,7 @@ class _Front:
     async def report(self, started: asyncio.Event) -> None:
         """From when it listens on; that this loop turns is what each report proves."""
         await started.wait()
-        gc.collect()
-        gc.freeze()
+        settle()
         self._is_listening = True
         sweep = Sweep()
         while True:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from headrace.cli.console import note
 from headrace.cli.cores import share_cores
 from headrace.cli.models import find_or_fetch, progress_bar
+from headrace.cli.sweep import THRESHOLDS, settled
 from headrace.core.clock import SystemClock
 from headrace.core.config import EngineConfig
 from headrace.core.ports import Runner
@@ -84,7 +85,9 @@ def open_local(name: str, settings: LoadSettings) -> Iterator[LocalModel]:
         stack.callback(loaded.runner.close)
         for line in loaded.notes:
             note(line)
-        yield _wire(stack, name, checkpoint, loaded, started_s)
+        local = _wire(stack, name, checkpoint, loaded, started_s)
+        with settled(*THRESHOLDS):
+            yield local
 
 
 def _wire(stack: ExitStack, name: str, checkpoint: Checkpoint, loaded: LoadedModel, started_s: float) -> LocalModel:

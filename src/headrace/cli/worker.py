@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from headrace.cli.cores import share_cores
 from headrace.cli.models import find_or_fetch
-from headrace.cli.sweep import THRESHOLDS, Sweep
+from headrace.cli.sweep import THRESHOLDS, Sweep, settle
 from headrace.core.config import LOG_LEVELS, PROMISES, RUNNERS, EngineConfig, ModelConfig, TenantConfig
 from headrace.core.errors import InvalidInput
 from headrace.core.messages import WorkerCard
@@ -100,8 +100,7 @@ def _mount(model: ModelConfig, tenants: tuple[TenantConfig, ...], engine: Engine
         else:
             mounted = mount_torch(find_or_fetch(model.source or model.name), model, tenants, report, index)
         mounted.config = replace(mounted.config, **{name: getattr(engine, name) for name in PROMISES})
-        gc.collect()
-        gc.freeze()
+        settle()
         return mounted
 
     if model.runner not in RUNNERS:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.cli.sweep import Sweep
+from headrace.cli.sweep import Sweep, settled
 
 
 class Ring:
@@ -58,3 +58,18 @@ def test_what_outlived_a_collection_is_swept_as_well() -> None:
     del ring
     assert not sweep.tick(True) and first() is not None
     assert sweep.tick(True) and first() is None
+
+
+def test_what_is_alive_when_it_settles_is_looked_through_again_only_afterwards() -> None:
+    before, ring = gc.get_threshold(), rings(1)
+    with settled(1234, 5, 6):
+        assert gc.get_threshold() == (1234, 5, 6) and ring() is None  # it was garbage already
+        alive = Ring()
+        inner = weakref.ref(alive)
+        with settled(99):
+            del alive
+            gc.collect()
+            assert inner() is not None and gc.get_threshold()[0] == 99
+        gc.collect()
+        assert inner() is None and gc.get_threshold() == (1234, 5, 6)
+    assert gc.get_threshold() == before and gc.get_freeze_count() == 0

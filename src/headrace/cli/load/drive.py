@@ -5,7 +5,6 @@ Whatever delays the sending, latencies count from the intention.
 """
 
 import asyncio
-import gc
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from headrace.cli.load.outcome import Outcome, State
 from headrace.cli.load.plan import Draw, LoadPlan, Shot, open_shots
 from headrace.cli.load.process import Usage, usage_of
 from headrace.cli.load.wording import Wording
+from headrace.cli.sweep import settled
 
 # Our own garbage collection must not show in other people's latencies.
 _GC_THRESHOLD = 200_000
@@ -109,11 +109,11 @@ class Driver:
 
     async def run(self) -> RunRecord:
         shots = open_shots(self._plan)
+        with settled(_GC_THRESHOLD):
+            return await self._run(shots)
+
+    async def _run(self, shots: list[Shot]) -> RunRecord:
         before = self._usages()
-        thresholds = gc.get_threshold()
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(_GC_THRESHOLD)
         received = self._pool.received_bytes
         self._started_s = time.perf_counter()
         began = self._count()
@@ -132,8 +132,6 @@ class Driver:
         finally:
             self._stop.set()
             await asyncio.to_thread(pacer.join)
-            gc.set_threshold(*thresholds)
-            gc.unfreeze()
         received = self._pool.received_bytes - received
         after = await self._settled()
         return RunRecord(
