@@ -191,6 +191,9 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_unread_s: float = 60.0
     # Of what was sent, the most that the system holds for a client that takes nothing: more is unread, and counts above.
     max_unsent_bytes: int = 16 << 10
+    # While requests are open, and up to half a second longer, processors wait for work without halting, where Linux lets this
+    # user ask for that: a lone request meets no processor that must wake up, and idle ones take as much power as busy ones.
+    keep_awake: bool = False
     # Open streams may take this long to finish when the server is told to stop.
     drain_s: float = 30.0
 

@@ -29,6 +29,7 @@ from headrace.gateway.openapi import document
 from headrace.gateway.peer import ClientGone, Receive, Send
 from headrace.gateway.pulse import Pulse
 from headrace.gateway.routes import Access, Resource, Route, RouteTable
+from headrace.gateway.wakeful import Wakeful
 from headrace.streams.journal import Journal, SharedJournal
 from headrace.streams.shelf import Shelf
 from headrace.streams.stream import Stream
@@ -58,12 +59,18 @@ def build_app(
     routes: Iterable[Route] = ROUTES,
     journal: SharedJournal | None = None,
     own_journal: Journal | None = None,
+    wakeful: Wakeful | None = None,
 ) -> "Gateway":
     """`service` is the serving.Service behind it, or a double of it; `inject` is Config.inject; `journal` is the
     service's where other gateways write it too, `own_journal` where none does."""
     table = RouteTable(routes)
     shelf = Shelf(clock.now_s, bounds_of(config))
-    pulse = Pulse(clock, metrics.observe_lag, shelf.tick)
+
+    def beat(now_s: float) -> None:
+        gateway.rest()
+        shelf.tick(now_s)
+
+    pulse = Pulse(clock, metrics.observe_lag, beat)
 
     def adopt(stream: Stream, grace_s: float | None) -> None:
         gateway.adopt(stream, grace_s)
@@ -75,28 +82,35 @@ def build_app(
     )
     metrics.watch_loop(lambda: pulse.lag_s)
     metrics.watch_open(lambda: len(pulse))
-    gateway = Gateway(context, table, Door(keys, config))
+    gateway = Gateway(context, table, Door(keys, config), wakeful or Wakeful())
     return gateway
 
 
 class Gateway:
     """One per process. `reconfigure` takes new limits and names for the requests that come after it."""
 
-    __slots__ = ("_adopted", "_courtesy", "_door", "_num_open", "context", "table")
+    __slots__ = ("_adopted", "_courtesy", "_door", "_num_open", "_wakeful", "context", "table")
 
-    def __init__(self, context: Context, table: RouteTable, door: Door) -> None:
+    def __init__(self, context: Context, table: RouteTable, door: Door, wakeful: Wakeful) -> None:
         self.context = context
         self.table = table
         context.answer = self._answer
         self._door = door
         self._num_open = 0
         self._courtesy = Courtesy()
+        self._wakeful = wakeful
+        wakeful.configure(context.config.keep_awake)
         self._adopted: set[asyncio.Task[None]] = set()
 
     def reconfigure(self, config: GatewayConfig) -> None:
         self._door.configure(config)
         self.context.config = config
         self.context.shelf.bounds = bounds_of(config)
+        self._wakeful.configure(config.keep_awake)
+
+    def rest(self) -> None:
+        """Told with every beat: processors may halt again, unless somebody still waits for something."""
+        self._wakeful.rest(self._num_open)
 
     @property
     def num_open(self) -> int:
@@ -232,6 +246,7 @@ class Gateway:
                 raise shutting_down()
             if self._num_open > context.config.max_open_requests:
                 raise too_many_open()
+            self._wakeful.stir()
         if route.events and route.body is not None:
             await _take_id(exchange)
         return route

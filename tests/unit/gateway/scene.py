@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from headrace.gateway.app import Gateway
 from headrace.streams.record import Ending, Failure, Part, Usage
@@ -15,7 +16,7 @@ LOST = Failure("unreachable", "the worker was lost", 503, retry_after_s=1.5)
 class Scene:
     """A stream that is open and has said nothing; the clock stands still unless the story moves it."""
 
-    def __init__(self, path: str = "/say", headers: dict[str, str] | None = None, **settings: object) -> None:
+    def __init__(self, path: str = "/say", headers: dict[str, str] | None = None, **settings: Any) -> None:
         self.service = StubService()
         self.clock = TestClock()
         self.app: Gateway = gateway(self.service, clock=self.clock, **settings)

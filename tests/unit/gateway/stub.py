@@ -22,6 +22,7 @@ from headrace.gateway.endpoints import ROUTES
 from headrace.gateway.errors import error_body
 from headrace.gateway.exchange import Exchange
 from headrace.gateway.routes import Access, Route
+from headrace.gateway.wakeful import Wakeful
 from headrace.serving.explanation import Explanation
 from headrace.serving.service import ModelCard
 from headrace.streams.record import Ending, Failure, Part, Record, Usage
@@ -143,7 +144,12 @@ TEST_ROUTES = (
 
 
 def gateway(
-    service: StubService | None = None, *, clock: Clock | None = None, inject: Any = None, **settings: Any
+    service: StubService | None = None,
+    *,
+    clock: Clock | None = None,
+    inject: Any = None,
+    wakeful: Wakeful | None = None,
+    **settings: Any,
 ) -> Gateway:
     config = replace(GatewayConfig(), **settings)
     metrics = Metrics(["tiny"], [tenant.name for tenant in TENANTS])
@@ -155,6 +161,7 @@ def gateway(
         clock or SystemClock(),
         inject=inject,
         routes=(*(route for route in ROUTES if route.path not in {r.path for r in TEST_ROUTES}), *TEST_ROUTES),
+        wakeful=wakeful,
     )
 
 

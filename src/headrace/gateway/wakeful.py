@@ -1,0 +1,84 @@
+"""Keeps the machine's processors from halting while requests are open, for gateways that are told to (decision 25).
+
+Owns the wish that Linux is told, by its quality of service for power management: it holds for all processors, and is forgotten
+when the process that has it ends, however it ends.
+"""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+_DEVICE = Path("/dev/cpu_dma_latency")
+_STATES = Path("/sys/devices/system/cpu/cpu0/cpuidle")
+# The state in which a processor waits without halting.
+_POLL = "POLL"
+# Microseconds to come back from where it waits: at most none, and as many as it likes.
+_AT_ONCE, _WHENEVER = 0, 2_000_000_000
+_LOG = logging.getLogger("headrace.gateway")
+
+
+class Wakeful:
+    """To be told of every request, and every now and then of how many are open. Unless it is `configure`d, nothing happens."""
+
+    __slots__ = ("_device", "_file", "_has_come", "_is_awake", "_states")
+
+    def __init__(self, device: Path = _DEVICE, states: Path = _STATES) -> None:
+        self._device = device
+        self._states = states
+        self._file: int | None = None
+        self._is_awake = False
+        self._has_come = False
+
+    def configure(self, is_wanted: bool) -> None:
+        if is_wanted and self._file is None:
+            self._open()
+        elif not is_wanted and self._file is not None:
+            self.close()
+
+    def close(self) -> None:
+        """Processors halt again."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file, self._is_awake = None, False
+
+    def stir(self) -> None:
+        """A request has come."""
+        if self._file is None:
+            return
+        self._has_come = True
+        if not self._is_awake:
+            self._ask(_AT_ONCE)
+
+    def rest(self, num_open: int) -> None:
+        """Unless requests are open, or one came since it was asked last."""
+        has_come, self._has_come = self._has_come, False
+        if self._is_awake and not num_open and not has_come:
+            self._ask(_WHENEVER)
+
+    def _open(self) -> None:
+        try:
+            self._file = os.open(self._device, os.O_WRONLY | os.O_CLOEXEC)
+        except OSError as error:
+            _LOG.warning("keep_awake: processors halt as before: %s: %s", self._device, error.strerror)
+            return
+        if self._can_poll():
+            _LOG.info("processors wait awake while requests are open")
+        else:
+            _LOG.warning("keep_awake: processors come back as soon as they can, but halt: they have no other way to wait here")
+
+    def _can_poll(self) -> bool:
+        try:
+            return (self._states / "state0" / "name").read_text().strip() == _POLL
+        except OSError:
+            return False
+
+    def _ask(self, microseconds: int) -> None:
+        assert self._file is not None
+        try:
+            os.write(self._file, microseconds.to_bytes(4, sys.byteorder))
+        except OSError as error:
+            _LOG.warning("keep_awake: processors halt as before: %s: %s", self._device, error.strerror)
+            self.close()
+            return
+        self._is_awake = microseconds == _AT_ONCE
