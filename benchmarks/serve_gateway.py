@@ -3,6 +3,7 @@
 Side by side in one run: the bare upstream, this gateway, and LiteLLM's proxy where `--litellm` names its command.
 Run from the repository's root: .venv/bin/python benchmarks/serve_gateway.py [--litellm PATH] [--json FILE]
 The frames alone, with the journal in a Redis of its own: --streams --journal redis
+With `keep_awake`, processors kept from halting for what is beside the gateway as well: --awake (as root)
 """
 
 import argparse
@@ -65,6 +66,25 @@ UNEQUAL_STREAMS = ("--prompt", "20", "--output", "uniform:50:150", "--warmup", "
 MANY, SOME = 256, 64
 # Of the fake's tokens 256 are bytes: with few others, one in ten is half a character and waits for the next.
 WORDS = 60_000
+
+
+Leg = Callable[[], dict[str, Any]]
+Around = Callable[[Leg], Leg]
+
+
+def as_it_is(leg: Leg) -> Leg:
+    return leg
+
+
+def kept_awake(leg: Leg) -> Leg:
+    """As a gateway with `keep_awake` keeps processors while it is asked."""
+
+    def run() -> dict[str, Any]:
+        with Path("/dev/cpu_dma_latency").open("wb", buffering=0) as wish:
+            wish.write(bytes(4))
+            return leg()
+
+    return run
 
 
 @contextmanager
@@ -131,8 +151,7 @@ def measure_upstream(seconds: float) -> dict[str, Any]:
     return found
 
 
-def measure_headrace(seconds: float, journal: str) -> dict[str, Any]:
-    more = f'[gateway]\njournal = "{journal}"'
+def measure_headrace(seconds: float, more: str) -> dict[str, Any]:
     with server(fake_config(FREE, more=more)) as one:
         found = {"whole": first_quiet(partial(whole, "headrace", one.url, one.key, seconds=seconds))}
     with server(fake_config(PACED, more=more, vocab_size=WORDS)) as one:
@@ -140,7 +159,7 @@ def measure_headrace(seconds: float, journal: str) -> dict[str, Any]:
     return found
 
 
-def first_quiet(leg: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def first_quiet(leg: Leg) -> dict[str, Any]:
     """The first that the host left alone; where none was there is no figure. The others are kept beside it."""
     quiet, disturbed = quiet_rounds(lambda _: {"leg": leg}, 1, TRIES)
     found = quiet[0]["leg"] if quiet else {"per_cpu_s": None}
@@ -158,29 +177,29 @@ def measure_apart(seconds: float) -> dict[str, Any]:
     return found
 
 
-def measure_latency(seconds: float, journal: str) -> dict[str, Any]:
+def measure_latency(seconds: float, more: str, around: Around) -> dict[str, Any]:
     """At 300/s, by turns: the bare upstream, the worker asked at its socket, and through the gateway, which stands before that
-    worker. These machines change by the minute: what one adds to another is found in each round, and the median kept."""
+    worker. These machines change by the minute: what one adds to another is found in each round, and the median kept. What
+    has no gateway runs within `around`."""
     url = f"http://127.0.0.1:{UPSTREAM_PORT}"
-    with process(UPSTREAM, url), server(fake_config(FREE, more=f'[gateway]\njournal = "{journal}"')) as one:
+    with process(UPSTREAM, url), server(fake_config(FREE, more=more)) as one:
         legs = {
-            "upstream": partial(calm, url, "none", seconds=seconds),
-            "worker": partial(ask_worker, one, seconds),
+            "upstream": around(partial(calm, url, "none", seconds=seconds)),
+            "worker": around(partial(ask_worker, one, seconds)),
             "gateway": partial(calm, one.url, one.key, seconds=seconds),
         }
         return added("latency at 300/s", *quiet_rounds(lambda _: legs, ROUNDS, MOST_ROUNDS), ("worker", "upstream"))
 
 
-def measure_gaps(seconds: float, journal: str) -> dict[str, Any]:
+def measure_gaps(seconds: float, more: str, around: Around) -> dict[str, Any]:
     """The same of the time between tokens, with streams that leave the gateway idle for most of it."""
     url = f"http://127.0.0.1:{UPSTREAM_PORT}"
-    more = f'[gateway]\njournal = "{journal}"'
     with (
         process([*UPSTREAM, "--gap-ms", "20"], url),
         server(fake_config(PACED, more=more, vocab_size=WORDS)) as one,
     ):
         legs = {
-            "upstream": partial(between_tokens, url, "none", seconds=seconds),
+            "upstream": around(partial(between_tokens, url, "none", seconds=seconds)),
             "gateway": partial(between_tokens, one.url, one.key, seconds=seconds),
         }
         return added("between tokens", *quiet_rounds(lambda _: legs, ROUNDS, MOST_ROUNDS), ("upstream",))
@@ -299,8 +318,12 @@ def judge_gaps(over: float | None, most_s: float = 5e-3) -> bool:
     return verdict(over is not None and over <= most_s, told, ms(most_s))
 
 
+def gateway_settings(journal: str, *, awake: bool) -> str:
+    return f'[gateway]\njournal = "{journal}"\nkeep_awake = {"true" if awake else "false"}'
+
+
 def main_streams(seconds: float, journal: str) -> tuple[bool, dict[str, Any]]:
-    with server(fake_config(PACED, more=f'[gateway]\njournal = "{journal}"', vocab_size=WORDS)) as one:
+    with server(fake_config(PACED, more=gateway_settings(journal, awake=False), vocab_size=WORDS)) as one:
         found = {
             f"{users}": first_quiet(partial(streamed, "headrace", one.url, one.key, seconds=seconds, users=users))
             for users in (MANY, SOME)
@@ -308,11 +331,13 @@ def main_streams(seconds: float, journal: str) -> tuple[bool, dict[str, Any]]:
     return judge_frames(found[f"{MANY}"]["per_cpu_s"] or 0.0, journal), found
 
 
-def main(litellm: str | None, seconds: float, journal: str) -> tuple[bool, dict[str, Any]]:
-    found = {"upstream": measure_upstream(seconds), "headrace": measure_headrace(seconds, journal)}
+def main(litellm: str | None, seconds: float, journal: str, *, awake: bool) -> tuple[bool, dict[str, Any]]:
+    more, around = gateway_settings(journal, awake=awake), kept_awake if awake else as_it_is
+    found: dict[str, Any] = {"awake": awake, "upstream": measure_upstream(seconds)}
+    found["headrace"] = measure_headrace(seconds, more)
     found["headrace"]["apart"] = measure_apart(seconds)
-    latency = found["latency"] = measure_latency(seconds, journal)
-    gaps = found["gaps"] = measure_gaps(seconds, journal)
+    latency = found["latency"] = measure_latency(seconds, more, around)
+    gaps = found["gaps"] = measure_gaps(seconds, more, around)
     each = found["headrace"]["open_stream_bytes"] = measure_open_streams()
     if litellm is not None:
         found["litellm"] = measure_litellm(litellm, seconds)
@@ -334,13 +359,14 @@ if __name__ == "__main__":
     flags.add_argument("--seconds", type=float, default=10.0)
     flags.add_argument("--journal", default="file", choices=("file", "memory", "redis"))
     flags.add_argument("--streams", action="store_true", help="only the frames per CPU-second")
+    flags.add_argument("--awake", action="store_true", help="keep_awake, and processors kept so for what is beside it")
     flags.add_argument("--json", type=Path, help="where to keep every figure")
     given = flags.parse_args()
     with redis() if given.journal == "redis" else nullcontext(given.journal) as kept:
         if given.streams:
             ok, figures = main_streams(given.seconds, kept)
         else:
-            ok, figures = main(given.litellm, given.seconds, kept)
+            ok, figures = main(given.litellm, given.seconds, kept, awake=given.awake)
     if given.json is not None:
         given.json.write_text(json.dumps(figures, indent=1) + "\n")
     sys.exit(0 if ok else 1)

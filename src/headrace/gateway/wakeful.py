@@ -65,7 +65,9 @@ class Wakeful:
         if self._can_poll():
             _LOG.info("processors wait awake while requests are open")
         else:
-            _LOG.warning("keep_awake: processors come back as soon as they can, but halt: they have no other way to wait here")
+            _LOG.warning(
+                "keep_awake: processors come back as soon as they can, but halt: they have no other way to wait here"
+            )
 
     def _can_poll(self) -> bool:
         try:
