@@ -26,6 +26,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from headrace.cli import engine_bench
+from headrace.cli.console import leave
 from headrace.cli.engine_bench import NAMED, Load, make_requests, run_load
 from headrace.cli.operators import watch_operators
 from headrace.core.clock import SystemClock
@@ -297,6 +298,8 @@ def main() -> None:
         say_ratios([row for row in report["rows"] if row["shape"] == name], say)
         if options.json:
             Path(options.json).write_text(json.dumps(report, indent=1))
+    if options.profile:
+        leave()
 
 
 if __name__ == "__main__":

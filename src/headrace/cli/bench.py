@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from headrace.cli.console import as_text, check_finite, note, picture_target, print_json
+from headrace.cli.console import as_text, check_finite, leave, note, picture_target, print_json
 from headrace.cli.kernels.command import kernels
 from headrace.cli.load.command import serve
 from headrace.core.errors import InvalidInput
@@ -164,9 +164,11 @@ def engine(
     if as_json:
         traced = {} if profile is None else {"profile": {"folder": as_text(profile), "loads": profiles}}
         print_json({"model": about, "loads": results} | traced)
-        return
-    title = f"{about['name']}, {about['dtype']} on {about['device']}, ready after {about['ready_s']:.1f} s"
-    _print_engine(results, title, profiles, profile)
+    else:
+        title = f"{about['name']}, {about['dtype']} on {about['device']}, ready after {about['ready_s']:.1f} s"
+        _print_engine(results, title, profiles, profile)
+    if profile is not None and about["device"] == "cuda":
+        leave()  # in half of all times torch's profiler and a card's libraries corrupt memory when they end
 
 
 def _print_engine(results: list[EngineFigures], title: str, profiles: list[LoadProfile], folder: Path | None) -> None:

@@ -1,5 +1,8 @@
 """What commands share on stderr."""
 
+import subprocess
+import sys
+
 import pytest
 
 from headrace.cli.console import ProgressLines, as_called
@@ -27,3 +30,9 @@ def test_hints_name_the_command_that_was_called(monkeypatch: pytest.MonkeyPatch)
     assert as_called(told) == told
     monkeypatch.setenv("HEADRACE_COMMAND", "./run")
     assert as_called(told) == "x is not here yet: ./run models pull x; headrace is one word, headrace-models another"
+
+
+def test_who_leaves_at_once_has_said_everything_and_ends_well_whatever_its_libraries_do() -> None:
+    script = "import atexit, os; from headrace.cli.console import leave; atexit.register(os.abort); print('all of it'); leave()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "all of it\n", "")
