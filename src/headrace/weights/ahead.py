@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 Named = tuple[str, NDArray[np.float32]]
 
-_MOST_BYTES = 2**24
+_MOST_BYTES = 2**23
 
 
 class ReadAhead:

@@ -64,7 +64,7 @@ def test_beside_one_that_is_too_large_none_is_held() -> None:
     assert next(ahead)[0] == "large" and not asked.wait(0.05)
     assert next(ahead)[0] == "tensor 1"
     ahead.close()
-    assert ReadAhead(iter(()))._most_bytes == 2**24
+    assert ReadAhead(iter(()))._most_bytes == 2**23
 
 
 class _Stop(BaseException): ...

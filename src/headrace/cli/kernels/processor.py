@@ -20,7 +20,7 @@ from headrace.cli.kernels.roofline import Figures, Peaks, Timer, judge
 from headrace.runner.torch.attention import Attention
 from headrace.runner.torch.int4 import Int4Linear
 from headrace.runner.torch.int8 import Int8Linear
-from headrace.runner.torch.kernels import KERNELS, LARGEST
+from headrace.runner.torch.kernels import KERNELS, LARGEST, with_margin
 from headrace.runner.torch.kv_cache import KvCache
 from headrace.runner.torch.linear import Fp32Linear, Linear
 from headrace.runner.torch.planes import RowPlanes
@@ -51,7 +51,7 @@ def measure_peaks(choice: Choice, sizes: ProcessorSizes, timer: Timer) -> Peaks:
     width = sizes.peak_width
     square = torch.randn(width, width)
     product = torch.empty_like(square)
-    matrix = KERNELS[choice.recipe.kernel](square.clamp(-1.0, 1.0).mul(LARGEST).round().to(torch.int8))
+    matrix = KERNELS[choice.recipe.kernel](with_margin(square.clamp(-1.0, 1.0).mul(LARGEST).round().to(torch.int8)))
     integers = RowPlanes(width, width, 1).split(square)[0]
     read_s = min(timer([wide.sum]) for _ in range(_TRIES))
     copy_s = min(timer([partial(other.copy_, wide)]) for _ in range(_TRIES))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headrace.runner.torch.kernels import KERNELS, LARGEST
 from headrace.runner.torch.linear import Norm, mean_squares
-from headrace.runner.torch.planes import FEW, STEP, RowPlanes
+from headrace.runner.torch.planes import FEW, MARGIN, STEP, RowPlanes
 from headrace.runner.torch.rotation import Rotation
 
 PlanesOf = Callable[[int, int], RowPlanes]
@@ -27,17 +27,19 @@ _SLICE = 1 << 18
 def quantise(
     weight: Tensor, planes: int = 1, factors: Tensor | None = None, rotation: Rotation | None = None
 ) -> tuple[Tensor, Tensor]:
-    """weight [n, k], its columns times `factors` [k] and then turned, as int8 [planes * n, k], high plane first, and one scale
-    per row [n]. A few lines at a time, so that no more of them is ever there scaled and turned."""
+    """weight [n, k], its columns times `factors` [k] and then turned, as int8 [planes * n, k + MARGIN], high plane first and the
+    margin zero, and one scale per row [n]. A few lines at a time, so that no more of them is ever there scaled and turned."""
     count, width = weight.shape
-    integers = torch.empty(planes, count, width, dtype=torch.int8)
+    integers = torch.empty(planes, count, width + MARGIN, dtype=torch.int8)
+    integers[:, :, width:] = 0
     scales = torch.empty(count, 1)
     step = max(1, _SLICE // width) if rotation is None else rotation.lines_at_once
     for start in range(0, count, step):
         rows = slice(start, start + step)
         lines = weight[rows] if factors is None else weight[rows] * factors
-        _quantise_rows(lines if rotation is None else rotation.turn_lines(lines), integers[:, rows], scales[rows])
-    return integers.view(-1, width), scales.view(-1)
+        turned = lines if rotation is None else rotation.turn_lines(lines)
+        _quantise_rows(turned, integers[:, rows, :width], scales[rows])
+    return integers.view(-1, width + MARGIN), scales.view(-1)
 
 
 def _quantise_rows(weight: Tensor, integers: Tensor, scales: Tensor) -> None:

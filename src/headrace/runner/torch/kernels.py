@@ -25,7 +25,8 @@ _FBGEMM_BLOCK = 256
 
 
 class Kernel(Protocol):
-    """One weight matrix, packed. `multiply` takes [m, width + MARGIN] and returns a new [m, n]."""
+    """One weight matrix, packed from int8 [n, width + MARGIN], whose margin is zero. `multiply` takes [m, width + MARGIN] and
+    returns a new [m, n]."""
 
     def multiply(self, rows: Tensor) -> Tensor: ...
 
@@ -41,7 +42,7 @@ class FbgemmKernel:
 
     def __init__(self, weight: Tensor) -> None:
         self._packed = _packed(weight, "fbgemm")
-        self.size_bytes = round(weight_bytes("fbgemm", weight.shape[1]) * weight.numel())
+        self.size_bytes = _kept_bytes("fbgemm", weight)
 
     def multiply(self, rows: Tensor) -> Tensor:
         product: Tensor = torch.ops.quantized.linear_dynamic(rows, self._packed)
@@ -60,7 +61,7 @@ class OneDnnKernel:
 
     def __init__(self, weight: Tensor) -> None:
         self._packed = _packed(weight, "onednn")
-        self.size_bytes = round(weight_bytes("onednn", weight.shape[1]) * weight.numel())
+        self.size_bytes = _kept_bytes("onednn", weight)
 
     def multiply(self, rows: Tensor) -> Tensor:
         count = rows.shape[0]
@@ -78,8 +79,8 @@ class WideKernel:
 
     def __init__(self, weight: Tensor) -> None:
         most = 2**24 // (PEAK * LARGEST)
-        self._parts = [(start, _transposed(part)) for start, part in _cut(weight, most)]
-        self.size_bytes = round(weight_bytes("wide", weight.shape[1]) * weight.numel())
+        self._parts = [(start, _transposed(part)) for start, part in _cut(weight[:, :-MARGIN], most)]
+        self.size_bytes = _kept_bytes("wide", weight)
 
     def multiply(self, rows: Tensor) -> Tensor:
         products = [rows[:, start : start + part.shape[0]] @ part for start, part in self._parts]
@@ -103,6 +104,16 @@ def weight_bytes(name: str, width: int) -> float:
     if name == "fbgemm":
         return -(-(width + MARGIN) // _FBGEMM_BLOCK) * _FBGEMM_BLOCK / width
     return 4.0 if name == "wide" else OneDnnKernel.COPIES * (width + MARGIN) / width
+
+
+def with_margin(weight: Tensor) -> Tensor:
+    """As kernels take it: a copy with columns of nothing behind."""
+    return torch.nn.functional.pad(weight, (0, MARGIN))
+
+
+def _kept_bytes(name: str, weight: Tensor) -> int:
+    count, width = weight.shape[0], weight.shape[1] - MARGIN
+    return round(weight_bytes(name, width) * count * width)
 
 
 class _Engine:
@@ -147,9 +158,10 @@ _engine = _Engine()
 
 def _packed(weight: Tensor, engine: str) -> object:
     """As `linear_dynamic` takes it. RuntimeError where there is no such engine."""
-    padded = torch.nn.functional.pad(weight, (0, MARGIN))
     with _engine.use(engine):
-        tensor = torch._make_per_tensor_quantized_tensor(padded, 1.0, 0)
+        # The same memory under another name: of a head a copy takes as much as what is kept of it.
+        tensor = torch._empty_affine_quantized([0], scale=1.0, zero_point=0, dtype=torch.qint8)
+        tensor.set_(weight.untyped_storage(), weight.storage_offset(), weight.shape, weight.stride())
         return torch.ops.quantized.linear_prepack(tensor, None)
 
 

@@ -252,9 +252,14 @@ class Packer:
         )
 
     def _pack_feed_forward(self, tensors: dict[str, Tensor], prefix: str, norm: Norm) -> PlainFeedForward:
-        gate, up, down = (tensors.pop(f"{prefix}.{name}_proj.weight") for name in ("gate", "up", "down"))
-        gate_up = torch.cat((gate, up)).neg_()
-        return PlainFeedForward(self._pack(gate_up, "gate_up", norm=norm), self._pack(down, "down"))
+        # The one is dropped before the other is packed.
+        gate_up = self._pack(
+            torch.cat([tensors.pop(f"{prefix}.{name}_proj.weight") for name in ("gate", "up")]).neg_(),
+            "gate_up",
+            norm=norm,
+        )
+        down = self._pack(tensors.pop(f"{prefix}.down_proj.weight"), "down")
+        return PlainFeedForward(gate_up, down)
 
     def _pack_experts(self, tensors: dict[str, Tensor], norm: Norm, shape: ExpertShape) -> Experts:
         router = self._pack(tensors["mlp.gate.weight"], "router", norm=norm)

@@ -15,7 +15,7 @@ from torch import Tensor
 from headrace.core.errors import InvalidInput
 from headrace.runner.torch.attention import CUTS, TILE, Cuts, fill_tile
 from headrace.runner.torch.int4 import GROUP, Int4Linear, has_native_kernel
-from headrace.runner.torch.kernels import KERNELS, LARGEST, Kernel, weight_bytes
+from headrace.runner.torch.kernels import KERNELS, LARGEST, Kernel, weight_bytes, with_margin
 from headrace.runner.torch.linear import padded_product
 from headrace.runner.torch.packing import Recipe
 from headrace.runner.torch.planes import PEAK, RowPlanes
@@ -124,7 +124,9 @@ def _try_integer(name: str, shape: ModelShape, brief: bool) -> tuple[bool, Run |
         exact = all(is_exact(name, width) for width in widths)
         if brief and not exact:
             return False, None
-        kernel = KERNELS[name](_integers(2 * shape.inner_sizes[0], shape.hidden_size, LARGEST).to(torch.int8))
+        kernel = KERNELS[name](
+            with_margin(_integers(2 * shape.inner_sizes[0], shape.hidden_size, LARGEST).to(torch.int8))
+        )
         planes = RowPlanes(max(ROWS), shape.hidden_size, 1)
 
         def run(rows: Tensor) -> Tensor:
@@ -141,7 +143,7 @@ def is_exact(name: str, width: int) -> bool:
     """Rows and weights that are all largest, all least, and random, at every row count where kernels switch."""
     weight = _integers(48, width, LARGEST)
     weight[0], weight[1] = LARGEST, -LARGEST
-    kernel: Kernel = KERNELS[name](weight.to(torch.int8))
+    kernel: Kernel = KERNELS[name](with_margin(weight.to(torch.int8)))
     planes = RowPlanes(_MANY_ROWS, width, 1)
     for count in (*_CHECKED_ROWS, _MANY_ROWS):
         rows = _integers(count, width, PEAK)

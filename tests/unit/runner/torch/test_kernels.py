@@ -6,8 +6,8 @@ import torch
 from headrace.runner.torch import int8, kernels
 from headrace.runner.torch.int4 import GROUP, quantise_groups
 from headrace.runner.torch.int8 import quantise
-from headrace.runner.torch.kernels import KERNELS, LARGEST, OneDnnKernel, WideKernel
-from headrace.runner.torch.planes import PEAK, STEP, RowPlanes
+from headrace.runner.torch.kernels import KERNELS, LARGEST, OneDnnKernel, WideKernel, with_margin
+from headrace.runner.torch.planes import MARGIN, PEAK, STEP, RowPlanes
 from headrace.runner.torch.rotation import Rotation
 
 
@@ -17,7 +17,7 @@ def test_sums_are_exact_up_to_the_largest(name: str, width: int) -> None:
     torch.manual_seed(0)
     weight = torch.randint(-LARGEST, LARGEST + 1, (40, width))
     weight[0], weight[1] = LARGEST, -LARGEST
-    kernel = KERNELS[name](weight.to(torch.int8))
+    kernel = KERNELS[name](with_margin(weight.to(torch.int8)))
     for count in [*range(1, 18), 33, 130]:
         rows = torch.randint(-PEAK, PEAK + 1, (count, width))
         rows[0] = PEAK
@@ -28,7 +28,7 @@ def test_sums_are_exact_up_to_the_largest(name: str, width: int) -> None:
 
 def test_the_library_sees_few_row_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each new one makes it pack the weights again."""
-    kernel = OneDnnKernel(torch.randint(-LARGEST, LARGEST + 1, (8, 64)).to(torch.int8))
+    kernel = OneDnnKernel(with_margin(torch.randint(-LARGEST, LARGEST + 1, (8, 64)).to(torch.int8)))
     multiply, seen = torch.ops.quantized.linear_dynamic, set()
 
     def watched(rows: torch.Tensor, packed: object) -> torch.Tensor:
@@ -63,7 +63,7 @@ def test_a_row_that_is_not_finite_is_zeros_under_a_bad_scale() -> None:
 def test_two_weight_planes_hold_fourteen_bits() -> None:
     weight = torch.randn(6, 50)
     integers, scales = quantise(weight, 2)
-    whole = integers[:6].double() * STEP + integers[6:].double()
+    whole = (integers[:6].double() * STEP + integers[6:].double())[:, :50]
     assert (whole * scales[:, None] - weight).abs().max() < weight.abs().max() / 2**13
 
 
@@ -75,7 +75,8 @@ def test_weights_are_quantised_slice_by_slice_as_in_one_piece(planes: int, monke
     for size in (1, 100, 350):
         monkeypatch.setattr(int8, "_SLICE", size)
         assert all(torch.equal(*each) for each in zip(quantise(weight, planes, factors), whole, strict=True))
-    assert whole[0].shape == (planes * 37, 50) and whole[1][4] == 1.0
+    assert whole[0].shape == (planes * 37, 50 + MARGIN) and whole[1][4] == 1.0
+    assert not whole[0][:, 50:].any()
     assert whole[0][:37].abs().amax(1).tolist() == [LARGEST if row != 4 else 0 for row in range(37)]
 
 
@@ -114,7 +115,7 @@ def test_a_wide_matrix_is_turned_slice_by_slice(size: int, monkeypatch: pytest.M
     monkeypatch.setattr(kernels, "_SLICE", size)
     weight = torch.randint(-LARGEST, LARGEST + 1, (50, 1200))
     rows = torch.randint(-PEAK, PEAK + 1, (3, 1200))
-    product = WideKernel(weight.to(torch.int8)).multiply(rows.float())
+    product = WideKernel(with_margin(weight.to(torch.int8))).multiply(rows.float())
     assert torch.equal(product, (rows.double() @ weight.double().t()).float())
 
 
