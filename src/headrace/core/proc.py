@@ -1,9 +1,10 @@
 """What the system says of this process: the memory and the cores that it may have, its cgroups' limits included.
 
-Reads /proc and /sys and allocates nothing; and gives memory back to it.
+Reads /proc and /sys and allocates nothing; and takes memory from it, and gives it back.
 """
 
 import ctypes
+import mmap
 import os
 import re
 from collections.abc import Collection, Iterator
@@ -35,6 +36,16 @@ def resident_bytes(root: Path = Path("/")) -> int:
 
 def peak_resident_bytes(root: Path = Path("/")) -> int:
     return _field(root / "proc/self/status", r"VmHWM:\s+(\d+) kB") * 1024
+
+
+def new_pages(size_bytes: int) -> mmap.mmap:
+    """Zeros, in pages of the usual size, each given when it is first touched; MemoryError where there is no room. numpy asks for
+    large pages instead, and where the host of a virtual machine takes back what is free those cost several times as much
+    as the same memory in small ones."""
+    try:
+        return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no room for {size_bytes:,} bytes: {error.strerror}") from error
 
 
 def trim_memory() -> None:

@@ -20,6 +20,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from headrace.core.errors import InvalidModel
+from headrace.core.proc import new_pages
 
 if TYPE_CHECKING:
     from headrace.weights.encodings import Encoding
@@ -29,6 +30,8 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 # Decoding works best in a slice that stays in the cache; hashing and skipping do not care.
 _SLICE_BYTES = 2**17
 _SKIP_BYTES = 2**20
+# Larger arrays are new memory each time, whoever is asked for them.
+_LARGE_BYTES = 2**25
 # Long: between slices a thread must get the interpreter back from one that imports modules.
 _AHEAD_BYTES = 2**24
 
@@ -154,7 +157,7 @@ class WeightFile:
 
     def _read_tensor(self, tensor: StoredTensor, hasher: hashlib._Hash | None, advance: Advance) -> NDArray[np.float32]:
         encoding = tensor.encoding
-        out = np.empty(tensor.size_bytes // encoding.block_bytes * encoding.block_values, np.float32)
+        out = _new_array(tensor.size_bytes // encoding.block_bytes * encoding.block_values)
         slice_bytes = _SLICE_BYTES // encoding.block_bytes * encoding.block_bytes
         buffer = memoryview(bytearray(min(slice_bytes, tensor.size_bytes)))
         done = 0
@@ -246,6 +249,10 @@ def read_files(
 
     for file, tensors in files:
         yield from file.read_tensors(tensors, advance)
+
+
+def _new_array(count: int) -> NDArray[np.float32]:
+    return np.empty(count, np.float32) if 4 * count < _LARGE_BYTES else np.frombuffer(new_pages(4 * count), np.float32)
 
 
 def _as_halves(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.core.proc import free_memory_bytes, usable_cores, waited_s
+from headrace.core.proc import free_memory_bytes, new_pages, resident_bytes, usable_cores, waited_s
 
 pytestmark = pytest.mark.unit
 
@@ -144,3 +144,17 @@ finally:
 def test_who_shares_a_core_waits_for_it() -> None:
     told = subprocess.run([sys.executable, "-c", _SHARED_CORE], capture_output=True, text=True, check=True, timeout=60)
     assert float(told.stdout) > 0.02
+
+
+def test_new_pages_are_zeros_that_take_memory_when_they_are_touched() -> None:
+    before = resident_bytes()
+    pages = new_pages(256 * MIB)
+    assert resident_bytes() - before < 16 * MIB
+    pages[: 64 * MIB : 4096] = b"x" * (64 * MIB // 4096)
+    assert 48 * MIB < resident_bytes() - before < 96 * MIB
+    assert (pages[4095], pages[4096], pages[-1]) == (0, ord("x"), 0)
+
+
+def test_more_than_can_be_had_is_a_memory_error() -> None:
+    with pytest.raises(MemoryError, match="no room for 1,152,921,504,606,846,976 bytes"):
+        new_pages(1 << 60)

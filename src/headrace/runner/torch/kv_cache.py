@@ -1,5 +1,5 @@
 """Keys and values of every position, in blocks: one tensor, all layers of a block together, so that what a few tokens need
-is in a few of the system's pages, which may be large.
+is in a few of the system's pages, even where these are large.
 
 Owns the memory, its poison and the bytes of blocks in transit. Knows block numbers; knows neither slots
 nor plans. Block `blocks` is nobody's, never written and zero: tables are padded with it.
@@ -9,11 +9,11 @@ import math
 import struct
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from headrace.core.errors import InvalidInput
+from headrace.core.proc import new_pages
 from headrace.weights.shape import ModelShape
 
 _HEADER = struct.Struct("<8s6I")
@@ -36,8 +36,7 @@ class KvCache:
         self.head_dim = shape.head_dim
         self._poison = poison
         dims = (blocks + 1, shape.num_layers, 2, shape.num_kv_heads, block_size, shape.head_dim)
-        # numpy leaves the zeros to the system, which gives a page when it is first written.
-        self.cells = torch.from_numpy(np.zeros(dims, np.float32))
+        self.cells = torch.frombuffer(new_pages(4 * math.prod(dims)), dtype=torch.float32).view(dims)
         if poison:
             self.cells[:blocks].fill_(math.nan)
         # A line is one head's part of a layer of a block, a row one position of it.
