@@ -110,7 +110,7 @@ class Gateway:
 
     def rest(self) -> None:
         """Told with every beat: processors may halt again, unless somebody still waits for something."""
-        self._wakeful.rest(self._num_open)
+        self._wakeful.rest()
 
     @property
     def num_open(self) -> int:
@@ -202,6 +202,8 @@ class Gateway:
                     await self._part(exchange.answered)
             finally:
                 self._num_open -= 1
+                if exchange.is_awaited:
+                    self._wakeful.done()
                 if not self._num_open:
                     self._courtesy.step_aside(exchange.peer_address)
                 self._finish(exchange, route, over_s)
@@ -246,6 +248,9 @@ class Gateway:
                 raise shutting_down()
             if self._num_open > context.config.max_open_requests:
                 raise too_many_open()
+        if resource.access is Access.KEY and exchange.offer is None:
+            # What is asked through a socket comes here by itself: one that is merely open waits for nothing.
+            exchange.is_awaited = True
             self._wakeful.stir()
         if route.events and route.body is not None:
             await _take_id(exchange)

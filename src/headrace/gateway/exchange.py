@@ -58,7 +58,7 @@ class Exchange:
 
     __slots__ = (
         "_first_s", "_is_sent", "_last_s", "_query", "_receive", "_scope", "_send", "_streamed", "began_s", "caller", "context",
-        "cors", "error_code", "has_taken_id", "headers", "method", "model", "path_params", "raw_path", "request_id", "route",
+        "cors", "error_code", "has_taken_id", "headers", "is_awaited", "method", "model", "path_params", "raw_path", "request_id", "route",
         "stages", "status",
     )  # fmt: skip
 
@@ -83,6 +83,7 @@ class Exchange:
         self.request_id = request_id
         # The shelf keeps the id for this request, until it is over.
         self.has_taken_id = False
+        self.is_awaited = False
         # When the first byte of the request was here.
         self.began_s = began_s
         self.caller: Caller | None = None

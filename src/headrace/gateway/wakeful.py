@@ -19,22 +19,27 @@ _LOG = logging.getLogger("headrace.gateway")
 
 
 class Wakeful:
-    """To be told of every request, and every now and then of how many are open. Unless it is `configure`d, nothing happens."""
+    """To be told of every request that comes and is done, and every now and then to `rest`. Unless it is `configure`d, nothing
+    happens."""
 
-    __slots__ = ("_device", "_file", "_has_come", "_is_awake", "_states")
+    __slots__ = ("_device", "_file", "_has_come", "_is_awake", "_is_wanted", "_num_open", "_states")
 
     def __init__(self, device: Path = _DEVICE, states: Path = _STATES) -> None:
         self._device = device
         self._states = states
         self._file: int | None = None
+        self._is_wanted = False
         self._is_awake = False
         self._has_come = False
+        self._num_open = 0
 
     def configure(self, is_wanted: bool) -> None:
-        if is_wanted and self._file is None:
+        """Where it cannot be had, it is tried again when it was not wanted meanwhile."""
+        if is_wanted and not self._is_wanted:
             self._open()
-        elif not is_wanted and self._file is not None:
+        elif not is_wanted:
             self.close()
+        self._is_wanted = is_wanted
 
     def close(self) -> None:
         """Processors halt again."""
@@ -44,17 +49,20 @@ class Wakeful:
 
     def stir(self) -> None:
         """A request has come."""
-        if self._file is None:
-            return
+        self._num_open += 1
         self._has_come = True
-        if not self._is_awake:
+        if self._file is not None and not self._is_awake:
             self._ask(_AT_ONCE)
 
-    def rest(self, num_open: int) -> None:
+    def done(self) -> None:
+        """One of those that came."""
+        self._num_open -= 1
+
+    def rest(self) -> None:
         """Unless requests are open, or one came since it was asked last."""
-        has_come, self._has_come = self._has_come, False
-        if self._is_awake and not num_open and not has_come:
-            self._ask(_WHENEVER)
+        is_needed, self._has_come = self._has_come or self._num_open > 0, False
+        if self._file is not None and self._is_awake != is_needed:
+            self._ask(_AT_ONCE if is_needed else _WHENEVER)
 
     def _open(self) -> None:
         try:

@@ -5,11 +5,13 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from headrace.gateway.wakeful import Wakeful
+from tests.unit.gateway.socket_rig import SocketScene, end, play
 from tests.unit.gateway.stub import KEY, Call, ask, gateway, turns
 
 AT_ONCE, WHENEVER = 0, 2_000_000_000
@@ -45,16 +47,21 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 def test_awake_from_the_first_request_until_a_beat_finds_none(machine: Machine) -> None:
     machine.wakeful.configure(True)
-    machine.wakeful.rest(0)
+    machine.wakeful.rest()
     assert machine.asked == []
     machine.wakeful.stir()
     machine.wakeful.stir()
     assert machine.asked == [AT_ONCE]
-    machine.wakeful.rest(0)  # one came since
-    machine.wakeful.rest(1)  # one is open
+    machine.wakeful.done()
+    machine.wakeful.rest()
+    machine.wakeful.rest()  # one is open
+    machine.wakeful.done()
+    machine.wakeful.stir()
+    machine.wakeful.done()
+    machine.wakeful.rest()  # one came since
     assert machine.asked == [AT_ONCE]
-    machine.wakeful.rest(0)
-    machine.wakeful.rest(0)
+    machine.wakeful.rest()
+    machine.wakeful.rest()
     assert machine.asked == [AT_ONCE, WHENEVER]
     machine.wakeful.stir()
     assert machine.asked == [AT_ONCE, WHENEVER, AT_ONCE]
@@ -64,7 +71,7 @@ def test_unless_it_is_told_to_it_opens_nothing(machine: Machine) -> None:
     machine.device.unlink()
     machine.wakeful.configure(False)
     machine.wakeful.stir()
-    machine.wakeful.rest(0)
+    machine.wakeful.rest()
     assert not machine.device.exists()
 
 
@@ -77,7 +84,7 @@ def test_told_otherwise_while_it_runs(machine: Machine) -> None:
     machine.device.write_bytes(b"")
     machine.wakeful.configure(True)
     machine.wakeful.configure(True)
-    machine.wakeful.stir()
+    machine.wakeful.rest()  # two are still open
     assert machine.asked == [AT_ONCE]
 
 
@@ -85,8 +92,9 @@ def test_who_may_not_is_told_once_and_served(machine: Machine, caplog: pytest.Lo
     machine.device.unlink()
     with caplog.at_level(logging.INFO, "headrace.gateway"):
         machine.wakeful.configure(True)
+        machine.wakeful.configure(True)
         machine.wakeful.stir()
-        machine.wakeful.rest(0)
+        machine.wakeful.rest()
     (line,) = [record.getMessage() for record in caplog.records]
     assert line == f"keep_awake: processors halt as before: {machine.device}: No such file or directory"
 
@@ -117,8 +125,8 @@ def test_it_says_whether_they_can(machine: Machine, caplog: pytest.LogCaptureFix
 
 def test_requests_of_a_gateway_keep_them_awake_and_probes_and_strangers_do_not(machine: Machine) -> None:
     app = gateway(wakeful=machine.wakeful, keep_awake=True)
-    assert ask(app, "GET", "/live").status == 200
-    assert ask(app, "GET", "/things/one").status == 401
+    for path, status in (("/live", 200), ("/things/one", 401), ("/docs", 200), ("/metrics", 401)):
+        assert ask(app, "GET", path).status == status
     assert machine.asked == []
     assert ask(app, "GET", "/things/one", HEADERS).status == 200
     assert machine.asked == [AT_ONCE]
@@ -126,6 +134,49 @@ def test_requests_of_a_gateway_keep_them_awake_and_probes_and_strangers_do_not(m
     assert machine.asked == [AT_ONCE]
     app.context.pulse.tick()
     assert machine.asked == [AT_ONCE, WHENEVER]
+
+
+class Upgrade:
+    """What a connection offers."""
+
+    def __init__(self) -> None:
+        self.connections: set[Any] = set()
+        self.connection: Any = None
+
+    def become(self, head: bytes, connection: Any) -> bool:
+        self.connection = connection
+        return True
+
+
+def test_a_socket_that_is_merely_open_lets_them_halt(machine: Machine) -> None:
+    app = gateway(wakeful=machine.wakeful, keep_awake=True)
+    wanted = {"upgrade": "websocket", "connection": "Upgrade", "sec-websocket-version": "13"}
+    call = Call(app, "GET", "/v1/stream", {**HEADERS, **wanted, "sec-websocket-key": "AAAAAAAAAAAAAAAAAAAAAA=="})
+    upgrade = Upgrade()
+    call.scope["state"] = {"offer": upgrade}
+
+    async def run() -> None:
+        answering = asyncio.create_task(call.run())
+        await turns()
+        app.context.pulse.tick()
+        assert app.num_open == 1 and upgrade.connection is not None
+        upgrade.connection.connection_lost(None)
+        await answering
+
+    asyncio.run(run())
+    assert machine.asked == []
+
+
+def test_what_is_asked_through_a_socket_keeps_them_awake(machine: Machine) -> None:
+    async def story(scene: SocketScene) -> None:
+        stream = await scene.starts()
+        await scene.passes(2)
+        assert machine.asked == [AT_ONCE]
+        await end(stream)
+        await scene.passes(1)
+        assert machine.asked == [AT_ONCE, WHENEVER]
+
+    play(story, wakeful=machine.wakeful, keep_awake=True)
 
 
 def test_as_long_as_one_is_open(machine: Machine) -> None:
