@@ -76,13 +76,20 @@ def as_it_is(leg: Leg) -> Leg:
     return leg
 
 
+def wish_to_keep_awake() -> int:
+    return os.open("/dev/cpu_dma_latency", os.O_WRONLY)
+
+
 def kept_awake(leg: Leg) -> Leg:
     """As a gateway with `keep_awake` keeps processors while it is asked."""
 
     def run() -> dict[str, Any]:
-        with Path("/dev/cpu_dma_latency").open("wb", buffering=0) as wish:
-            wish.write(bytes(4))
+        wish = wish_to_keep_awake()
+        try:
+            os.write(wish, bytes(4))
             return leg()
+        finally:
+            os.close(wish)
 
     return run
 
@@ -362,6 +369,13 @@ if __name__ == "__main__":
     flags.add_argument("--awake", action="store_true", help="keep_awake, and processors kept so for what is beside it")
     flags.add_argument("--json", type=Path, help="where to keep every figure")
     given = flags.parse_args()
+    if given.awake:
+        if given.streams:
+            flags.error("--streams are measured as the machine is, and so without --awake")
+        try:
+            os.close(wish_to_keep_awake())
+        except OSError as error:
+            flags.error(f"--awake: {error}")
     with redis() if given.journal == "redis" else nullcontext(given.journal) as kept:
         if given.streams:
             ok, figures = main_streams(given.seconds, kept)
