@@ -1,5 +1,6 @@
 """The default model through engine and text: the known answer, the same text in any company, shaped replies."""
 
+import gc
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from headrace.cli.local import LocalModel, open_local
 from headrace.cli.main import main
+from headrace.cli.sweep import THRESHOLDS
 from headrace.core.errors import InvalidInput
 from headrace.serving.ask import Ask
 from headrace.serving.local import Spoken
@@ -34,6 +36,10 @@ def local(smollm2_path: Path) -> Iterator[LocalModel]:
         yield opened
         assert opened.engine.load().used_blocks == 0
         opened.engine.check()
+
+
+def test_a_local_model_is_not_looked_through_for_garbage(local: LocalModel) -> None:
+    assert gc.get_threshold() == THRESHOLDS and gc.get_freeze_count() > 100_000
 
 
 def test_doctor_says_what_is_here_and_what_is_chosen(

@@ -259,5 +259,7 @@ def _as_halves(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     """Undo GGUF's order of rotary rows: (0, d/2, 1, d/2 + 1, ...) of each head becomes (0, 1, ..., d - 1)."""
     if not heads:
         return rows
-    pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, -1)
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+    pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, -1).swapaxes(1, 2)
+    halves = _new_array(rows.size)
+    np.copyto(halves.reshape(pairs.shape), pairs)
+    return halves.reshape(rows.shape)

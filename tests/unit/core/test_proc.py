@@ -5,9 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from headrace.core.proc import free_memory_bytes, new_pages, resident_bytes, usable_cores, waited_s
+from tests.pages import mapping_flags
 
 pytestmark = pytest.mark.unit
 
@@ -153,6 +155,15 @@ def test_new_pages_are_zeros_that_take_memory_when_they_are_touched() -> None:
     pages[: 64 * MIB : 4096] = b"x" * (64 * MIB // 4096)
     assert 48 * MIB < resident_bytes() - before < 96 * MIB
     assert (pages[4095], pages[4096], pages[-1]) == (0, ord("x"), 0)
+
+
+def test_new_pages_ask_for_no_large_ones() -> None:
+    pages, others = new_pages(8 * MIB), np.zeros(8 * MIB, np.uint8)
+    assert "hg" not in mapping_flags(np.frombuffer(pages, np.uint8).ctypes.data)
+    if Path("/sys/kernel/mm/transparent_hugepage").exists():
+        assert "hg" in mapping_flags(others.ctypes.data + 4 * MIB), (
+            "numpy asks for none any more: new_pages is needed no longer"
+        )
 
 
 def test_more_than_can_be_had_is_a_memory_error() -> None:

@@ -11,7 +11,9 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
+from headrace.core import proc
 from headrace.core.errors import InvalidModel
+from headrace.weights import weight_file
 from headrace.weights.checkpoint import open_checkpoint
 from headrace.weights.encodings import GGUF_ENCODINGS
 from headrace.weights.layout import tensor_dims
@@ -48,6 +50,23 @@ def test_tensors_come_back_in_the_order_of_hugging_face(tmp_path: Path, name: st
     assert all(values.flags.c_contiguous and values.dtype == np.float32 for values in found.values())
     for field in ("architecture", "num_layers", "num_kv_heads", "head_dim", "qkv_bias", "qk_norm", "tied_embeddings"):
         assert getattr(found_shape, field) == getattr(shape, field)
+
+
+def test_large_tensors_are_read_as_others_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def new_pages(size_bytes: int) -> Any:
+        asked.append(size_bytes)
+        return proc.new_pages(size_bytes)
+
+    monkeypatch.setattr(weight_file, "_LARGE_BYTES", 1)
+    monkeypatch.setattr(weight_file, "new_pages", new_pages)
+    tensors = random_tensors(tiny_shape())
+    _, found = read_all(write_gguf(tmp_path / "m.gguf", tiny_shape(), tensors))
+    assert all(np.array_equal(found[name], tensors[name]) for name in tensors)
+    assert all(values.flags.c_contiguous and values.flags.writeable for values in found.values())
+    # Queries and keys of each layer once more: their rows lie in another order.
+    assert len(asked) == len(tensors) + 2 * tiny_shape().num_layers
 
 
 @pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0])

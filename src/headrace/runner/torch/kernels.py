@@ -25,8 +25,8 @@ _FBGEMM_BLOCK = 256
 
 
 class Kernel(Protocol):
-    """One weight matrix, packed from int8 [n, width + MARGIN], whose margin is zero. `multiply` takes [m, width + MARGIN] and
-    returns a new [m, n]."""
+    """One weight matrix, packed from int8 [n, width + MARGIN], whose margin is zero; the
+    kernel may keep what it is given. `multiply` takes [m, width + MARGIN] and returns a new [m, n]."""
 
     def multiply(self, rows: Tensor) -> Tensor: ...
 
@@ -158,6 +158,7 @@ _engine = _Engine()
 
 def _packed(weight: Tensor, engine: str) -> object:
     """As `linear_dynamic` takes it. RuntimeError where there is no such engine."""
+    assert weight.is_contiguous()
     with _engine.use(engine):
         # The same memory under another name: of a head a copy takes as much as what is kept of it.
         tensor = torch._empty_affine_quantized([0], scale=1.0, zero_point=0, dtype=torch.qint8)

@@ -7,6 +7,7 @@ from headrace.core.errors import InvalidInput
 from headrace.runner.cuda.kv_pool import KvPool
 from headrace.runner.torch.kv_cache import KvCache
 from headrace.weights.shape import ModelShape
+from tests.pages import mapping_flags
 
 pytestmark = pytest.mark.unit
 
@@ -29,6 +30,12 @@ def test_all_layers_of_a_block_lie_together() -> None:
     cache = KvCache(SHAPE, 5, 8)
     cache.write(torch.arange(cache.lines_per_block * 8), torch.ones(8 * SHAPE.num_layers, 4, 16))
     assert (cache.cells[0] == 1.0).all() and not cache.cells[1:].any()
+
+
+def test_large_pages_are_not_asked_for() -> None:
+    cache = KvCache(SHAPE, 1_500, 16)
+    assert cache.cells.numel() * 4 > 8 << 20
+    assert "hg" not in mapping_flags(cache.cells.data_ptr() + (4 << 20))
 
 
 def test_a_card_and_a_processor_refuse_each_others_blocks() -> None:
