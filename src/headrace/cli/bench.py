@@ -6,7 +6,7 @@ The measuring modules are imported when a benchmark runs, so that help is quick.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -165,10 +165,13 @@ def engine(
         traced = {} if profile is None else {"profile": {"folder": as_text(profile), "loads": profiles}}
         print_json({"model": about, "loads": results} | traced)
     else:
-        title = f"{about['name']}, {about['dtype']} on {about['device']}, ready after {about['ready_s']:.1f} s"
-        _print_engine(results, title, profiles, profile)
+        _print_engine(results, _title(about), profiles, profile)
     if profile is not None and about["device"] == "cuda":
         leave()  # in half of all times torch's profiler and a card's libraries corrupt memory when they end
+
+
+def _title(about: dict[str, Any]) -> str:
+    return f"{about['name']}, {about['dtype']} on {about['device']}, ready after {about['ready_s']:.1f} s"
 
 
 def _print_engine(results: list[EngineFigures], title: str, profiles: list[LoadProfile], folder: Path | None) -> None:

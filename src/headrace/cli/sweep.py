@@ -25,7 +25,8 @@ def settle() -> None:
 
 @contextmanager
 def settled(*thresholds: int) -> Iterator[None]:
-    """The same for a while, in which the collector comes as seldom as `thresholds` say."""
+    """The same for a while, in which the collector comes as seldom as `thresholds` say. It does not nest: at its end everything
+    is looked through again."""
     before = gc.get_threshold()
     settle()
     gc.set_threshold(*thresholds)

@@ -133,7 +133,7 @@ class Driver:
             self._stop.set()
             await asyncio.to_thread(pacer.join)
         received = self._pool.received_bytes - received
-        after = await self._settled()
+        after = await self._usages_afterwards()
         return RunRecord(
             self._started_s, self.outcomes, began, ended, before, after, self._peaks, received, self._pool.dialled
         )
@@ -226,7 +226,7 @@ class Driver:
     def _usages(self) -> dict[int, Usage]:
         return {pid: usage for pid in self._pids if (usage := usage_of(pid)) is not None}
 
-    async def _settled(self) -> dict[int, Usage]:
+    async def _usages_afterwards(self) -> dict[int, Usage]:
         """Processes after the load, when the server had time to see that its clients are gone."""
         await self._pool.close()
         if self._pids:
