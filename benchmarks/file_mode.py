@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "src"))
 import msgspec
 
 from headrace.cli.local import open_local
-from headrace.cli.models import find_or_fetch
+from headrace.cli.model_store import find_or_fetch
 from headrace.core.proc import peak_resident_bytes, resident_bytes
 from headrace.serving.ask import Ask
 from headrace.serving.rows import RowRun

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 from headrace.cli.cores import share_cores
-from headrace.cli.models import find_or_fetch
+from headrace.cli.model_store import find_or_fetch
 
 TEXT = ROOT / "benchmarks" / "data" / "jargon.txt"
 WINDOW = 512

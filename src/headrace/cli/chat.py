@@ -16,7 +16,7 @@ import typer
 from headrace.cli.chat_client import USUAL_URL, ChatClient, Message, NotReady, parse_url
 from headrace.cli.console import check_finite, note
 from headrace.cli.keys import CLIENT_VARIABLE, KEY_HELP, find_key, is_this_machine
-from headrace.cli.models import data_folder
+from headrace.cli.model_store import data_folder
 from headrace.core.errors import HeadraceError, InvalidInput
 
 # Of a model that is being loaded: how long it is waited for, and how often it is asked for.

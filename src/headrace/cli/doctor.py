@@ -20,7 +20,7 @@ import typer
 
 from headrace import __version__
 from headrace.cli.console import as_text, called_as, print_json
-from headrace.cli.models import data_folder, model_store
+from headrace.cli.model_store import data_folder, model_store
 from headrace.core.errors import NotFound
 from headrace.core.proc import free_memory_bytes, usable_cores
 

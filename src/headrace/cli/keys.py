@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from headrace.accounts.keys import hash_key
 from headrace.cli.console import note, print_json
-from headrace.cli.models import data_folder
+from headrace.cli.model_store import data_folder
 from headrace.core.config import Config, TenantEntry
 from headrace.core.errors import InvalidInput
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from headrace.cli.console import note
 from headrace.cli.cores import share_cores
-from headrace.cli.models import find_or_fetch, progress_bar
+from headrace.cli.model_store import find_or_fetch, progress_bar
 from headrace.cli.sweep import THRESHOLDS, settled
 from headrace.core.clock import SystemClock
 from headrace.core.config import EngineConfig

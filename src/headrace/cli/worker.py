@@ -17,7 +17,7 @@ import typer
 from msgspec.structs import replace
 
 from headrace.cli.cores import share_cores
-from headrace.cli.models import find_or_fetch
+from headrace.cli.model_store import find_or_fetch
 from headrace.cli.sweep import THRESHOLDS, Sweep, settle
 from headrace.core.config import LOG_LEVELS, PROMISES, RUNNERS, EngineConfig, ModelConfig, TenantConfig
 from headrace.core.errors import InvalidInput

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.cli import main as cli
-from headrace.cli.models import data_folder
+from headrace.cli.model_store import data_folder
 from headrace.weights import catalogue
 from headrace.weights.catalogue import KnownModel
 from headrace.weights.source import PypiFile

@@ -14,6 +14,7 @@ import typer
 
 from headrace import __version__
 from headrace.cli.console import ProgressLines, as_text, called_as, check_finite, picture_target, print_json
+from headrace.cli.model_store import data_folder
 from headrace.core.proc import usable_cores
 
 if TYPE_CHECKING:
@@ -70,7 +71,6 @@ def profile(
 
 
 def profile_store() -> ProfileStore:
-    from headrace.cli.models import data_folder
     from headrace.weights.profiles import ProfileStore
 
     return ProfileStore(data_folder() / "profiles")
