@@ -14,9 +14,12 @@ import uuid
 
 
 def main(at: str, question: str) -> None:
+    key = os.environ.get("HEADRACE_API_KEY")  # noqa: TID251
+    if not key:
+        sys.exit("set HEADRACE_API_KEY to a key of the server")
     headers = {
         "Content-Type": "application/json",
-        "Authorization": f"Bearer {os.environ['HEADRACE_API_KEY']}",  # noqa: TID251
+        "Authorization": f"Bearer {key}",
         "X-Request-Id": f"story-{uuid.uuid4().hex}",
     }
     messages = [{"role": "user", "content": question}]

@@ -6,7 +6,7 @@ HEADRACE_API_KEY=$(cat "${HEADRACE_HOME:-$HOME/.local/share/headrace}/key") pyth
 import os
 import sys
 
-from openai import APIConnectionError, OpenAI
+from openai import APIConnectionError, APIStatusError, OpenAI
 
 WEATHER = {
     "type": "function",
@@ -38,6 +38,8 @@ def main(url: str) -> None:
         show(client)
     except APIConnectionError:
         sys.exit(f"nobody answers at {url}")
+    except APIStatusError as error:
+        sys.exit(f"{error.status_code}: {error.message}")
 
 
 def show(client: OpenAI) -> None:

@@ -137,11 +137,13 @@ class _Front:
         config, clock = orders.config, SystemClock()
         self._journal: Journal | None
         self._shared: RedisJournal | None = None
+        self._journal_at = ""
         if is_redis(config.gateway.journal):
             # The client takes an eighth of a gateway's start: only where it is used.
-            from headrace.cli.redis import open_redis
+            from headrace.cli.redis import address_told, open_redis
 
             self._journal = self._shared = open_redis(orders, index)
+            self._journal_at = address_told(config.gateway.journal)
         else:
             self._journal = _journal(orders, folder)
         self._reports = reports
@@ -190,7 +192,10 @@ class _Front:
         try:
             found = await self._shared.recover()
         except HeadraceError as error:
-            _LOG.error("streams of an earlier life cannot be read on yet: %s", error.message)
+            told = (
+                "%s: %s: streams of an earlier life cannot be read on, and until it does, new ones outlive no gateway"
+            )
+            _LOG.error(told, self._journal_at, error.message)
             return
         num_streams = 0
         for kept in found:

@@ -182,6 +182,11 @@ def _bound(host: str, port: int, flag: str, *, is_shared: bool = False) -> socke
 def check_tls(gateway: GatewayConfig) -> None:
     if gateway.tls_cert is None or gateway.tls_key is None:
         return
+    for flag, path in (("--tls-cert", gateway.tls_cert), ("--tls-key", gateway.tls_key)):
+        try:
+            Path(path).open("rb").close()
+        except (OSError, ValueError) as error:
+            raise InvalidInput(f"{path}: {getattr(error, 'strerror', None) or error}", param=flag) from None
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(gateway.tls_cert, gateway.tls_key, "")
     except (OSError, ssl.SSLError, ValueError) as error:

@@ -70,18 +70,23 @@ class Wakeful:
         except OSError as error:
             _LOG.warning("keep_awake: processors halt as before: %s: %s", self._device, error.strerror)
             return
-        if self._can_poll():
+        state = self._shallowest()
+        if state == _POLL:
             _LOG.info("processors wait awake while requests are open")
-        else:
+        elif state:
             _LOG.warning(
-                "keep_awake: processors come back as soon as they can, but halt: they have no other way to wait here"
+                "keep_awake: processors halt as briefly as they can, in %s: they cannot wait awake here", state
             )
+        else:
+            self.close()
+            _LOG.warning("keep_awake changes nothing here: this kernel has no driver for how processors wait")
 
-    def _can_poll(self) -> bool:
+    def _shallowest(self) -> str:
+        """State of a processor without work; empty where the kernel has no say in it."""
         try:
-            return (self._states / "state0" / "name").read_text().strip() == _POLL
+            return (self._states / "state0" / "name").read_text().strip()
         except OSError:
-            return False
+            return ""
 
     def _ask(self, microseconds: int) -> None:
         assert self._file is not None

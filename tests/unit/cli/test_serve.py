@@ -69,9 +69,17 @@ def test_an_address_of_another_machine_and_one_that_is_none() -> None:
 
 def test_a_certificate_that_is_none_is_refused_before_the_start(tmp_path: Path) -> None:
     (tmp_path / "c.pem").write_text("nothing")
-    for cert, key in ((tmp_path / "c.pem", tmp_path / "c.pem"), (tmp_path / "none", tmp_path / "none")):
-        with pytest.raises(InvalidInput, match="no certificate with its key"):
-            check_tls(GatewayConfig(tls_cert=str(cert), tls_key=str(key)))
+    made, none, odd = str(tmp_path / "c.pem"), str(tmp_path / "none"), "a\0b"
+    for cert, key, told, flag in (
+        (made, made, "are no certificate with its key", "--tls-cert"),
+        (none, made, "none: No such file or directory", "--tls-cert"),
+        (made, none, "none: No such file or directory", "--tls-key"),
+        (made, str(tmp_path), "Is a directory", "--tls-key"),
+        (odd, made, "embedded null byte", "--tls-cert"),
+    ):
+        with pytest.raises(InvalidInput, match=told) as refused:
+            check_tls(GatewayConfig(tls_cert=cert, tls_key=key))
+        assert refused.value.param == flag
     assert exit_code("--runner", "fake", "--tls-cert", str(tmp_path / "c.pem")) == 2
     check_tls(GatewayConfig())
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,14 +114,19 @@ def test_a_wish_that_is_refused_is_not_made_again(machine: Machine, caplog: pyte
     ("state", "told"),
     [
         ("POLL", "processors wait awake while requests are open"),
-        ("WFI", "keep_awake: processors come back as soon as they can, but halt: they have no other way to wait here"),
+        ("WFI", "keep_awake: processors halt as briefly as they can, in WFI: they cannot wait awake here"),
+        (None, "keep_awake changes nothing here: this kernel has no driver for how processors wait"),
     ],
 )
-def test_it_says_whether_they_can(machine: Machine, caplog: pytest.LogCaptureFixture, state: str, told: str) -> None:
-    machine.named(state)
+def test_it_says_whether_they_can(
+    machine: Machine, caplog: pytest.LogCaptureFixture, state: str | None, told: str
+) -> None:
+    machine.named(state) if state else shutil.rmtree(machine.states)
     with caplog.at_level(logging.INFO, "headrace.gateway"):
         machine.wakeful.configure(True)
     assert [record.getMessage() for record in caplog.records] == [told]
+    machine.wakeful.stir()
+    assert machine.asked == ([AT_ONCE] if state else [])
 
 
 def test_requests_of_a_gateway_keep_them_awake_and_probes_and_strangers_do_not(machine: Machine) -> None:
