@@ -30,6 +30,7 @@ from tests.api.live_server import (
     LiveServer,
     descendants,
     eventually,
+    free_port,
     is_alive,
     live_server,
     written,
@@ -377,3 +378,13 @@ def _certificate(home: Path) -> tuple[Path, Path]:
     no_password = serialization.NoEncryption()
     paths[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, no_password))
     return paths
+
+
+def test_a_redis_that_does_not_answer_is_named_without_its_password(home: Path) -> None:
+    port = free_port()
+    journal = f'[gateway]\njournal = "redis://:secret@127.0.0.1:{port}"\n'
+    with live_server(home, "--config", str(written(home, journal + SLOW))) as server:
+        assert works(server)
+        said = server.said()
+    assert f"127.0.0.1:{port}: the journal's server does not answer: until it does, streams of an earlier life" in said
+    assert "secret" not in said

@@ -33,7 +33,7 @@ from headrace.core.config import Config, GatewayConfig, ModelConfig, TenantConfi
 from headrace.core.errors import HeadraceError
 from headrace.core.parent import die_with_parent
 from headrace.core.ports import FrameSink
-from headrace.core.redis_address import is_redis
+from headrace.core.redis_address import is_redis, redis_place
 from headrace.gateway.app import Gateway, build_app
 from headrace.gateway.dialects.spec import JournalDialects
 from headrace.gateway.server import Face, serve
@@ -140,10 +140,10 @@ class _Front:
         self._journal_at = ""
         if is_redis(config.gateway.journal):
             # The client takes an eighth of a gateway's start: only where it is used.
-            from headrace.cli.redis import address_told, open_redis
+            from headrace.cli.redis import open_redis
 
             self._journal = self._shared = open_redis(orders, index)
-            self._journal_at = address_told(config.gateway.journal)
+            self._journal_at = redis_place(config.gateway.journal)
         else:
             self._journal = _journal(orders, folder)
         self._reports = reports
@@ -192,9 +192,7 @@ class _Front:
         try:
             found = await self._shared.recover()
         except HeadraceError as error:
-            told = (
-                "%s: %s: streams of an earlier life cannot be read on, and until it does, new ones outlive no gateway"
-            )
+            told = "%s: %s: until it does, streams of an earlier life cannot be read on and new ones outlive no gateway"
             _LOG.error(told, self._journal_at, error.message)
             return
         num_streams = 0

@@ -5,7 +5,6 @@ another secret and other keys.
 """
 
 from hashlib import blake2b
-from urllib.parse import urlsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -39,9 +38,3 @@ def open_redis(orders: Orders, index: int) -> RedisJournal:
         prefix=f"headrace:{server}:",
         max_bytes=config.resume_bytes // config.processes,
     )
-
-
-def address_told(address: str) -> str:
-    """An address as it may be said: without a name and a password."""
-    parts = urlsplit(address)
-    return parts.netloc.rpartition("@")[2] or parts.path

@@ -1,6 +1,6 @@
 """The address of a Redis as a configuration says it. Owns what may be said; opens no connection.
 
-A password may be in it: no message here repeats any part of the address.
+A password may be in it: no message here repeats any part of the address but where it leads.
 """
 
 import ipaddress
@@ -37,6 +37,10 @@ def check_redis(address: str, param: str) -> None:
         if not parts.path:
             raise InvalidInput(f"{param} must name the path of a socket: unix:///run/redis.sock", param=param)
         return
+    number = parts.path.removeprefix("/")
+    if parts.fragment or (number and not number.isdecimal()):
+        what = "after the host comes the number of a database; a password's @, / and # are %40, %2F and %23"
+        raise InvalidInput(f"{param}: {what}", param=param)
     if not is_loopback(host or "localhost"):
         has_password = bool(parts.password or options.get("password"))
         if parts.scheme != "rediss" or not has_password:
@@ -51,3 +55,10 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def redis_place(address: str) -> str:
+    """Where a client finds it, and nothing that opens it."""
+    parts = urlsplit(address)
+    host = parts.hostname or "localhost"
+    return parts.path if parts.scheme == "unix" else f"{f'[{host}]' if ':' in host else host}:{parts.port or 6379}"

@@ -4,6 +4,7 @@ import pytest
 
 from headrace.core.config import Config, GatewayConfig, check_config
 from headrace.core.errors import InvalidInput
+from headrace.core.redis_address import redis_place
 
 
 def refusal(journal: str) -> str:
@@ -48,10 +49,28 @@ def test_on_another_machine_it_needs_a_password_and_tls(address: str) -> None:
         "http://secret",
         "redis:secret",
         "redis://127.0.0.1?db=secret",
+        "redis://:123/secret@127.0.0.1",
+        "redis://:#secret@127.0.0.1",
+        "redis://127.0.0.1/0/secret",
     ],
 )
 def test_what_is_none_is_refused_and_not_repeated(address: str) -> None:
     assert "secret" not in refusal(address)
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [
+        ("redis://", "localhost:6379"),
+        ("redis:///2", "localhost:6379"),
+        ("redis://somebody:secret@127.0.0.1:6390/2", "127.0.0.1:6390"),
+        ("rediss://:se%40cret@journal.example?password=secret", "journal.example:6379"),
+        ("redis://:secret@[::1]:6390", "[::1]:6390"),
+        ("unix://:secret@/run/redis.sock?password=secret", "/run/redis.sock"),
+    ],
+)
+def test_where_it_is_found_is_said_without_what_opens_it(address: str, place: str) -> None:
+    assert redis_place(address) == place
 
 
 @pytest.mark.parametrize("processes", [0, -1, 65])
