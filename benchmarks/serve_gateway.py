@@ -376,6 +376,10 @@ if __name__ == "__main__":
             os.close(wish_to_keep_awake())
         except OSError as error:
             flags.error(f"--awake: {error}")
+        if not Path("/sys/devices/system/cpu/cpu0/cpuidle/state0").exists():
+            flags.error(
+                "--awake: this kernel has no driver for how processors wait, and nothing would be other than without"
+            )
     with redis() if given.journal == "redis" else nullcontext(given.journal) as kept:
         if given.streams:
             ok, figures = main_streams(given.seconds, kept)

@@ -39,7 +39,7 @@ def main(url: str) -> None:
     except APIConnectionError:
         sys.exit(f"nobody answers at {url}")
     except APIStatusError as error:
-        sys.exit(f"{error.status_code}: {error.message}")
+        sys.exit(error.message)
 
 
 def show(client: OpenAI) -> None:

@@ -39,9 +39,9 @@ def peak_resident_bytes(root: Path = Path("/")) -> int:
 
 
 def new_pages(size_bytes: int) -> mmap.mmap:
-    """Zeros, in pages that the system gives when they are first touched; MemoryError where there is no room. numpy would ask it for
-    large pages. These take half the time where memory is at hand, 0.3 ms a MB; where the host of a virtual machine took
-    back what was free, they take several times as long as the same memory in small ones."""
+    """Zeros, in pages that the system gives when they are first touched; MemoryError where there is no room. numpy would ask for
+    large ones, which take less time where memory is at hand; where the host of a virtual machine took back what was
+    free, they take several times as long as the same memory in small ones."""
     try:
         return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:

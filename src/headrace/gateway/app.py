@@ -109,7 +109,7 @@ class Gateway:
         self._wakeful.configure(config.keep_awake)
 
     def rest(self) -> None:
-        """Told with every beat: processors may halt again, unless somebody still waits for something."""
+        """Told with every beat: processors may halt, or may not, by whether somebody waits for something."""
         self._wakeful.rest()
 
     @property

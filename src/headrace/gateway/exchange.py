@@ -83,6 +83,7 @@ class Exchange:
         self.request_id = request_id
         # The shelf keeps the id for this request, until it is over.
         self.has_taken_id = False
+        # Whoever asked has a key and waits: for this processors are kept from halting, where they are.
         self.is_awaited = False
         # When the first byte of the request was here.
         self.began_s = began_s

@@ -55,11 +55,12 @@ class Wakeful:
             self._ask(_AT_ONCE)
 
     def done(self) -> None:
-        """One of those that came."""
+        """A request that came is over."""
         self._num_open -= 1
 
     def rest(self) -> None:
-        """Unless requests are open, or one came since it was asked last."""
+        """Processors may halt, unless requests are open or one came since this was asked last: then they are kept awake, if they
+        are not yet."""
         is_needed, self._has_come = self._has_come or self._num_open > 0, False
         if self._file is not None and self._is_awake != is_needed:
             self._ask(_AT_ONCE if is_needed else _WHENEVER)
@@ -85,8 +86,10 @@ class Wakeful:
         """State of a processor without work; empty where the kernel has no say in it."""
         try:
             return (self._states / "state0" / "name").read_text().strip()
-        except OSError:
+        except FileNotFoundError:
             return ""
+        except OSError:
+            return "an unknown state"
 
     def _ask(self, microseconds: int) -> None:
         assert self._file is not None

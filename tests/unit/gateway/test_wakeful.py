@@ -185,6 +185,24 @@ def test_what_is_asked_through_a_socket_keeps_them_awake(machine: Machine) -> No
     play(story, wakeful=machine.wakeful, keep_awake=True)
 
 
+def test_one_that_is_broken_off_is_over(machine: Machine) -> None:
+    app = gateway(wakeful=machine.wakeful, keep_awake=True)
+
+    async def run() -> None:
+        call = Call(app, "GET", "/things/one", HEADERS)
+        call.hold()
+        answering = asyncio.create_task(call.run())
+        await turns()
+        assert machine.asked == [AT_ONCE] and app.num_open == 1
+        answering.cancel()
+        await asyncio.gather(answering, return_exceptions=True)
+
+    asyncio.run(run())
+    app.context.pulse.tick()
+    app.context.pulse.tick()
+    assert app.num_open == 0 and machine.asked == [AT_ONCE, WHENEVER]
+
+
 def test_as_long_as_one_is_open(machine: Machine) -> None:
     app = gateway(wakeful=machine.wakeful, keep_awake=True)
 
