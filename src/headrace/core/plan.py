@@ -30,8 +30,8 @@ class Work(Struct, frozen=True):
 def measure_work(starts: IntArray, counts: IntArray) -> Work:
     """A row of one token is a decode row; a longer one is a prefill chunk at its context."""
     if len(counts) == 1:
-        count = int(counts[0])
-        end = int(starts[0]) + count
+        count = counts.item(0)
+        end = starts.item(0) + count
         return Work(count, 0, end, count * end) if count > 1 else Work(0, 1, end, 0)
     ends = starts + counts
     kv_tokens = int(ends.sum())

@@ -2,9 +2,13 @@
 
 Computes rows and distrusts every plan: a chunk that skips or repeats, a cell read before it was
 written or written twice raises MemoryCorrupted. Knows no sampling rule, no fault and no time.
+
+Steps of few rows are computed in plain numbers: where the processor's caches hold other things, a lone row's
+time goes into fetching the many functions of numpy that it would pass through.
 """
 
-from typing import NoReturn
+from array import array
+from typing import Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +18,7 @@ from headrace.core.errors import MemoryCorrupted
 from headrace.core.plan import BoolArray, Plan, SlotStart
 from headrace.runner.cells import (
     FACTOR,
+    MASK_64,
     PEEK,
     ROOT,
     STRIDE,
@@ -32,8 +37,13 @@ _FACTOR, _PEEK = np.array(FACTOR, np.uint64), np.array(PEEK, np.uint64)
 _ONE = np.array(1, np.int64)
 _WRITTEN = np.array(WRITTEN, np.uint8)
 _WRITTEN_BYTES, _UNWRITTEN_BYTES = bytes([WRITTEN]), bytes([UNWRITTEN])
-# So few rows are drawn for one by one, in plain numbers, before vectors take less time.
-_FEW = 4
+# So few rows are computed one by one, in plain numbers, before vectors take less time; so short chunks likewise.
+FEW = 4
+_SHORT = 128
+# What an array calls a number of 64 bits.
+_WORD: Final = "L"
+# Slot, end, last cell, and whether it samples.
+FewRow = tuple[int, int, int, bool]
 # A sampled id may lie this far outside the vocabulary (a fault) and still be computed on.
 SPARE_IDS = 8
 
@@ -43,7 +53,8 @@ class Device:
 
     Tables hold a block's first cell rather than its number. Columns and offsets come from tables over
     positions as well, indexed by p + 1, the count of positions up to p. Comparisons of a whole step
-    are of bytes, which costs a tenth of a reduction at these sizes.
+    are of bytes, which costs a tenth of a reduction at these sizes. `_plain_*` are the same memory as their
+    namesakes, see `CellStore`.
     """
 
     def __init__(self, config: EngineConfig, *, verify_prefix: bool = True) -> None:
@@ -56,15 +67,15 @@ class Device:
         self._chain = Chain()
         self._no_cell = self.store.no_block * block_size
         # The last column never holds a block: a row that outruns its blocks by one finds poison.
-        width = self.max_blocks + 2
+        self._width = width = self.max_blocks + 2
         self._table = np.full((slots, width), self._no_cell, np.int64)
         self._table[:, 0] = self.store.root_block * block_size
         self._flat_table = self._table.reshape(-1)
         self._table_starts = np.arange(slots, dtype=np.int64) * width
         self._numbers = np.full(slots, -1, np.int64)
         self._num_blocks = [0] * slots
-        # A slot's ids, mixed, as they were when it started; of later ones only the last is ever computed on.
-        self._terms: list[CellArray] = [np.zeros(0, np.uint64)] * slots
+        # A slot's ids as they were when it started; of later ones only the last is ever computed on.
+        self._ids: list[tuple[int, ...]] = [()] * slots
         self._last_ids = np.zeros(slots, np.int32)
         self._lengths = np.zeros(slots, np.int64)
         # -1: nobody ever started here, so that no row can fit.
@@ -73,6 +84,13 @@ class Device:
         self._marks = np.arange(slots, dtype=np.int32)
         self._mixed_ids = mix(np.arange(1, config.vocab_size + SPARE_IDS + 1, dtype=np.uint64))
         self._tabulate_positions((self.max_blocks + 1) * block_size)
+        self._plain_table = self._flat_table.data
+        self._plain_numbers = self._numbers.data
+        self._plain_last_ids = self._last_ids.data
+        self._plain_lengths = self._lengths.data
+        self._plain_computed = self._computed.data
+        self._plain_keys = self._keys.data
+        self._plain_mixed_ids = self._mixed_ids.data
 
     def _tabulate_positions(self, count: int) -> None:
         places = np.arange(-1, count, dtype=np.int64)
@@ -116,11 +134,56 @@ class Device:
         self._computed[slots] = ends
         return cells
 
+    def compute_few(self, plan: Plan) -> list[FewRow] | None:
+        """`compute` for few rows, in its order; None, and nothing done, where it would refuse one before any chunk."""
+        lengths, computed = self._plain_lengths, self._plain_computed
+        rows: list[FewRow] = []
+        steps: dict[int, int] = {}
+        chunks: list[tuple[int, int]] = []
+        numbers = zip(
+            plan.slots.tolist(), plan.starts.tolist(), plan.counts.tolist(), plan.samples.tolist(), strict=True
+        )
+        for slot, start, count, samples in numbers:
+            end, cell = start + count, -1
+            left = lengths[slot] - end
+            if computed[slot] != start or count <= 0 or left < 0 or (left == 0) != samples:
+                return None
+            if count == 1 and samples:
+                cell, value = self._step_one(slot, start)
+                if cell < 0 or cell in steps:
+                    return None
+                steps[cell] = value
+            else:
+                chunks.append((len(rows), start))
+            rows.append((slot, end, cell, samples))
+        for cell, value in steps.items():
+            self.store.plain_values[cell] = value
+            self.store.plain_states[cell] = WRITTEN
+        for row, start in chunks:
+            slot, end, _, samples = rows[row]
+            rows[row] = slot, end, self._compute_chunk(slot, start, end), samples
+        for slot, end, _, _ in rows:
+            computed[slot] = end
+        return rows
+
+    def _step_one(self, slot: int, position: int) -> tuple[int, int]:
+        """The cell of a slot's last id and the value that belongs there; -1 where it must not be computed."""
+        store = self.store
+        previous, cell = self._cell(slot, position - 1), self._cell(slot, position)
+        block = cell - position % self._block_size
+        if store.plain_states[previous] != WRITTEN or store.plain_states[cell] != UNWRITTEN:
+            return -1, 0
+        if store.plain_owners[block] != self._plain_numbers[slot]:
+            return -1, 0
+        term = self._plain_mixed_ids[self._plain_last_ids[slot]]
+        return cell, (store.plain_values[previous] * FACTOR + term) & MASK_64
+
+    def _cell(self, slot: int, position: int) -> int:
+        size = self._block_size
+        return self._plain_table[slot * self._width + position // size + 1] + position % size
+
     def draw(self, slots: IndexArray, ends: IndexArray, cells: IndexArray) -> CellArray:
         """The random number of the token after each slot's last position, from two of its cells."""
-        if len(slots) <= _FEW:
-            rows = zip(slots.tolist(), ends.tolist(), cells.tolist(), strict=True)
-            return np.array([self._draw_one(*row) for row in rows], np.uint64)
         store = self.store
         peeked = self._flat_table[self._table_starts[slots] + self._peek_columns[ends]]
         peeked += self._peek_offsets[ends]
@@ -134,19 +197,23 @@ class Device:
         mixed += self._keys[slots]
         return mix(mixed)
 
-    def _draw_one(self, slot: int, end: int, cell: int) -> int:
+    def draw_one(self, slot: int, end: int, cell: int) -> int:
         store = self.store
-        peeked = int(self._table[slot, self._peek_columns[end]] + self._peek_offsets[end])
-        if store.states[peeked] != WRITTEN:
-            position = int((self._peek_columns[end] - 1) * self._block_size + self._peek_offsets[end])
+        position = mix_int(end - 1) % end
+        peeked = self._cell(slot, position)
+        if store.plain_states[peeked] != WRITTEN:
             self._refuse("read of a cell that is not written", slot, position, peeked)
-        mixed = int(store.values[cell]) + int(store.values[peeked]) * PEEK
-        return mix_int(mixed + (end - 1) * STRIDE + int(self._keys[slot]))
+        mixed = store.plain_values[cell] + store.plain_values[peeked] * PEEK
+        return mix_int(mixed + (end - 1) * STRIDE + self._plain_keys[slot])
 
     def append(self, slots: IndexArray, ends: IndexArray, tokens: NDArray[np.int32]) -> None:
         """The ids of slots that are computed up to `ends` grow by one token each."""
         self._last_ids[slots] = tokens
         self._lengths[slots] = ends + _ONE
+
+    def append_one(self, slot: int, end: int, token: int) -> None:
+        self._plain_last_ids[slot] = token
+        self._plain_lengths[slot] = end + 1
 
     def scrub(self, slot: int, start: int, stop: int) -> None:
         """What a failed row wrote is worth nothing: nobody may read those cells."""
@@ -165,28 +232,30 @@ class Device:
         num_shared = start.num_computed // size
         if num_shared > len(blocks):
             raise MemoryCorrupted(f"{who}: {start.num_computed} ids computed in {len(blocks)} blocks")
-        terms = self._mixed_ids.take(ids)
         if num_shared:
-            self._check_shared(who, terms[: num_shared * size], np.array(blocks[:num_shared], np.int64))
+            self._check_shared(who, ids[: num_shared * size], np.array(blocks[:num_shared], np.int64))
         self.store.give(blocks[num_shared:], start.number)
-        self._table[slot, 1 : len(blocks) + 1] = [block * size for block in blocks]
-        self._table[slot, len(blocks) + 1 : self._num_blocks[slot] + 1] = self._no_cell
-        self._numbers[slot] = start.number
+        first = slot * self._width + 1
+        for entry, block in enumerate(blocks, first):
+            self._plain_table[entry] = block * size
+        for entry in range(first + len(blocks), first + self._num_blocks[slot]):
+            self._plain_table[entry] = self._no_cell
+        self._plain_numbers[slot] = start.number
         self._num_blocks[slot] = len(blocks)
-        self._terms[slot] = terms
-        self._last_ids[slot] = ids[-1]
-        self._lengths[slot] = len(ids)
-        self._computed[slot] = start.num_computed
-        self._keys[slot] = mix_int(mix_int(start.sampling.seed + PEEK) + start.choice)
+        self._ids[slot] = ids
+        self._plain_last_ids[slot] = ids[-1]
+        self._plain_lengths[slot] = len(ids)
+        self._plain_computed[slot] = start.num_computed
+        self._plain_keys[slot] = mix_int(mix_int(start.sampling.seed + PEEK) + start.choice)
 
-    def _check_shared(self, who: str, terms: CellArray, shared: IndexArray) -> None:
+    def _check_shared(self, who: str, ids: tuple[int, ...], shared: IndexArray) -> None:
         bad = self.store.first_unwritten(shared)
         if bad is not None:
             position = bad * self._block_size
             raise MemoryCorrupted(f"{who}: bad prefix hit: block {shared[bad]} at position {position} is not written")
         if not self._verify_prefix:
             return
-        wrong = np.flatnonzero(self.store.block_cells(shared) != self._chain.extend(ROOT, terms))
+        wrong = np.flatnonzero(self.store.block_cells(shared) != self._chain.extend(ROOT, self._mixed_ids.take(ids)))
         if len(wrong):
             position = int(wrong[0])
             block = shared[position // self._block_size]
@@ -196,8 +265,8 @@ class Device:
         column = self._num_blocks[slot] + 1
         if column > self.max_blocks:
             raise MemoryCorrupted(f"{self._name(slot)}: block {block} is more than the context holds")
-        self.store.give((block,), int(self._numbers[slot]))
-        self._table[slot, column] = block * self._block_size
+        self.store.give((block,), self._plain_numbers[slot])
+        self._plain_table[slot * self._width + column] = block * self._block_size
         self._num_blocks[slot] = column
 
     def _step(self, slots: IndexArray, starts: IndexArray, ends: IndexArray) -> IndexArray:
@@ -227,8 +296,6 @@ class Device:
 
     def _compute_mixed(self, slots: IndexArray, starts: IndexArray, ends: IndexArray, samples: BoolArray) -> IndexArray:
         """Rows of all sizes: steps together, chunks one by one."""
-        if len(slots) == 1 and samples[0] and int(ends[0]) == self._lengths[slots[0]] and ends[0] - starts[0] > 1:
-            return np.array((self._compute_chunk(int(slots[0]), int(starts[0]), int(ends[0])),), np.int64)
         left = self._lengths[slots] - ends
         wrong = ((left == 0) != samples) | (left < 0) | (ends <= starts)
         if wrong.any():
@@ -248,29 +315,40 @@ class Device:
                 f"{self._name(slot)}: no block for position {stop - 1}: {self._num_blocks[slot]} blocks were given"
             )
         store, size = self.store, self._block_size
-        previous = int(self._table[slot, self._columns[start]] + self._offsets[start])
-        if store.states[previous] != WRITTEN:
+        previous = self._cell(slot, start - 1)
+        if store.plain_states[previous] != WRITTEN:
             self._refuse("read of a cell that is not written", slot, start - 1, previous)
-        blocks: list[int] = self._table[slot, self._columns[start + 1] : self._columns[stop] + 1].tolist()
+        first = slot * self._width + 1
+        blocks = self._plain_table[first + start // size : first + (stop - 1) // size + 1].tolist()
         if len(set(blocks)) < len(blocks):
             again = next(place for place, block in enumerate(blocks) if block in blocks[:place])
             position = (start // size + again) * size
             self._refuse("two writers of one cell in one step", slot, position, blocks[again])
-        values = self._chain.extend(int(store.values[previous]), self._terms[slot][start:stop])
-        number = self._numbers[slot]
+        values = self._extend(store.plain_values[previous], self._ids[slot][start:stop])
+        number = self._plain_numbers[slot]
         at = start
         for block in blocks:
             offset = at % size
             count = min(size - offset, stop - at)
             cells = slice(block + offset, block + offset + count)
-            if store.states[cells].tobytes() != _UNWRITTEN_BYTES * count:
+            if store.plain_states[cells] != _UNWRITTEN_BYTES * count:
                 self._refuse_write(*self._rows_of(slot, at, at + count))
-            if store.owners[block] != number:
+            if store.plain_owners[block] != number:
                 self._refuse_owner(np.array([slot]), np.array([at + 1]), np.array([block]))
-            store.values[cells] = values[at - start : at - start + count]
-            store.states[cells] = WRITTEN
+            store.plain_values[cells] = values[at - start : at - start + count]
+            store.plain_states[cells] = _WRITTEN_BYTES * count
             at += count
         return blocks[-1] + (stop - 1) % size
+
+    def _extend(self, value: int, ids: tuple[int, ...]) -> memoryview:
+        """Values of the cells of `ids` after a cell of that value."""
+        if len(ids) > _SHORT:
+            return self._chain.extend(value, self._mixed_ids.take(ids)).data
+        terms, values = self._plain_mixed_ids, array(_WORD)
+        for token in ids:
+            value = (value * FACTOR + terms[token]) & MASK_64
+            values.append(value)
+        return memoryview(values)
 
     def _rows_of(self, slot: int, start: int, stop: int) -> tuple[IndexArray, IndexArray, IndexArray]:
         """Positions start .. stop - 1 of one slot as if each were a row: slots, counts and cells."""

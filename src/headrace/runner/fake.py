@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,8 @@ from headrace.core.config import CostProfile, EngineConfig
 from headrace.core.errors import InvalidInput, OutOfRoom, RunnerFailed
 from headrace.core.plan import IntArray, Masks, Plan, RowStatus, SlotStart, StepResult, measure_work
 from headrace.core.ports import Clock
-from headrace.runner.cells import LUCK, CellArray, IndexArray, mix
-from headrace.runner.device import Device
+from headrace.runner.cells import LUCK, MASK_64, CellArray, IndexArray, mix, mix_int
+from headrace.runner.device import FEW, Device, FewRow
 from headrace.runner.faults import FAIL, RANGE, Faults
 from headrace.runner.truth import MaskRule, truth
 
@@ -34,15 +34,22 @@ class _Flight:
     plan: Plan
     cost_s: float
     ready_s: float
-    slots: IndexArray
-    ends: IndexArray
-    samples_all: bool
+    # Few rows in plain numbers, as they were computed; None where they were as vectors. `spread` makes these of any.
+    few: list[FewRow] | None
+    slots: IndexArray = field(init=False)
+    ends: IndexArray = field(init=False)
+    samples_all: bool = field(init=False)
     # The last cell of each row; None without cells.
     cells: IndexArray | None = None
     # The rows whose slots have not failed; None for all.
     live: IndexArray | None = None
     tokens: IntArray | None = None
     statuses: NDArray[np.uint8] | None = None
+
+    def spread(self) -> None:
+        self.slots = self.plan.slots.astype(np.int64)
+        self.ends = (self.plan.starts + self.plan.counts).astype(np.int64)
+        self.samples_all = 0 not in self.plan.samples.tobytes()
 
 
 class FakeRunner:
@@ -85,20 +92,25 @@ class FakeRunner:
         self._sleep = sleep
         self._random = random.Random(seed)
         self._eos_probability = eos_probability
+        # A token whose luck is below is an end of sequence.
+        self._eos_luck = min(int(eos_probability * 2**64), MASK_64)
         self._device = Device(config, verify_prefix=verify_prefix) if cells else None
         # Each id, or the next that does not end a sequence.
         ids = np.arange(config.vocab_size if cells else 0, dtype=np.int32)
         for token in config.eos_ids:
             ids[token : token + 1] = _substitute(token, config)
         self._substitutes = ids
+        self._plain_substitutes = ids.data
         self._in_flight: deque[_Flight] = deque()
         self._last_ready_s = 0.0
         self._gone = ""
         self._closed = threading.Event()
         self._numbers = np.full(config.slots, -1, np.int64)
         self._num_prompt = np.zeros(config.slots, np.int64)
+        self._plain_numbers, self._plain_num_prompt = self._numbers.data, self._num_prompt.data
         # Number of ids after which a slot's token is the scripted end.
         self._end_index = np.full(config.slots, _NEVER, np.int64)
+        self._plain_end_index = self._end_index.data
         self._is_scripted = False
         self._failed = np.zeros(config.slots, np.uint8)
         self._num_failed = 0
@@ -160,19 +172,20 @@ class FakeRunner:
             raise RunnerFailed(f"step {plan.step} has {len(plan.slots)} rows for {self._config.slots} slots")
         if self.faults is not None and (self.faults.dies(plan.step, "launch") or self.faults.kills(plan.begun)):
             self._die(f"the device died at the launch of step {plan.step}")
-        slots = plan.slots.astype(np.int64)
-        ends = (plan.starts + plan.counts).astype(np.int64)
         cost_s = self._cost_s(plan)
         now_s = self._now_s()
         ready_s = max(now_s, self._last_ready_s) + cost_s
-        flight = _Flight(plan, cost_s, ready_s, slots, ends, 0 not in plan.samples.tobytes())
         for start in plan.begun:
             self._begin(start)
+        is_few = len(plan.slots) <= FEW and self._device is not None and self.faults is None and not self._num_failed
+        flight = _Flight(plan, cost_s, ready_s, [] if is_few else None)
+        if not is_few:
+            flight.spread()
         if self.faults is not None:
             self._find_room(self.faults, flight)
         if self._num_failed:
-            live = np.flatnonzero(self._failed[slots] == RowStatus.OK)
-            flight.live = live if len(live) < len(slots) else None
+            live = np.flatnonzero(self._failed[flight.slots] == RowStatus.OK)
+            flight.live = live if len(live) < len(flight.slots) else None
         if self._device is not None:
             self._compute(self._device, flight)
         self._last_ready_s = ready_s
@@ -186,7 +199,9 @@ class FakeRunner:
         plan = flight.plan
         flight.statuses = np.zeros(len(plan.slots), np.uint8)
         try:
-            if flight.live is None and flight.samples_all:
+            if flight.few is not None:
+                flight.tokens = self._draw_few(flight.few)
+            elif flight.live is None and flight.samples_all:
                 flight.tokens = self._draw(flight.slots, flight.ends, flight.cells)
             else:
                 flight.tokens = self._draw_some(flight)
@@ -227,12 +242,12 @@ class FakeRunner:
 
     def _begin(self, start: SlotStart) -> None:
         slot = start.slot
-        self._numbers[slot] = start.number
-        self._num_prompt[slot] = start.num_prompt
+        self._plain_numbers[slot] = start.number
+        self._plain_num_prompt[slot] = start.num_prompt
         length = self.lengths.get((start.request_id, start.choice)) if self.lengths else None
-        self._end_index[slot] = _NEVER if length is None else start.num_prompt + length - 1
+        self._plain_end_index[slot] = _NEVER if length is None else start.num_prompt + length - 1
         self._is_scripted |= length is not None
-        if self._failed[slot]:
+        if self._num_failed and self._failed[slot]:
             self._failed[slot] = RowStatus.OK
             self._num_failed -= 1
 
@@ -254,6 +269,11 @@ class FakeRunner:
     def _compute(self, device: Device, flight: _Flight) -> None:
         self._update(device, flight.plan)
         try:
+            if flight.few is not None:
+                flight.few = device.compute_few(flight.plan)
+                if flight.few is not None:
+                    return
+                flight.spread()
             if len(flight.slots) and (flight.live is None or len(flight.live)):
                 flight.cells = device.compute(flight.plan, flight.slots, flight.ends, flight.live)
         except RunnerFailed as error:
@@ -298,11 +318,24 @@ class FakeRunner:
             raw = mixed % self._vocab_size
             tokens = self._substitutes[raw.view(np.int64)]
         if mixed is not None and self._eos_probability > 0.0:
-            lucky = mix(mixed ^ np.uint64(LUCK)) < np.uint64(min(int(self._eos_probability * 2**64), 2**64 - 1))
+            lucky = mix(mixed ^ np.uint64(LUCK)) < np.uint64(self._eos_luck)
             tokens[lucky & (self._end_index[slots] == _NEVER)] = self._config.eos_ids[0]
         if self._is_scripted:
             tokens[self._end_index[slots] == ends] = self._config.eos_ids[0]
         return tokens
+
+    def _draw_few(self, rows: list[FewRow]) -> IntArray:
+        """`_draw_some` of few rows; none of their slots has failed."""
+        return np.array(
+            [self._draw_one(slot, end, cell) if samples else -1 for slot, end, cell, samples in rows], np.int32
+        )
+
+    def _draw_one(self, slot: int, end: int, cell: int) -> int:
+        mixed = self._memory().draw_one(slot, end, cell)
+        last = self._plain_end_index[slot]
+        if last == end or (last == _NEVER and self._eos_luck and mix_int(mixed ^ LUCK) < self._eos_luck):
+            return self._config.eos_ids[0]
+        return self._plain_substitutes[mixed % self._config.vocab_size]
 
     def _draw_some(self, flight: _Flight) -> IntArray:
         """Of all rows, those that sample and whose slots have not failed."""
@@ -318,6 +351,8 @@ class FakeRunner:
         """Masks, then faults; a row that fails takes its slot out of use until it is started anew."""
         assert flight.tokens is not None and flight.statuses is not None
         tokens, statuses = flight.tokens, flight.statuses
+        if flight.few is not None:
+            flight.spread()
         if flight.live is not None:
             statuses[:] = self._failed[flight.slots]
         for row in flight.plan.masked_rows.tolist():
@@ -350,6 +385,11 @@ class FakeRunner:
     def _append(self, device: Device, flight: _Flight) -> None:
         """Onto the device, so that the next plan may compute them before anybody saw them."""
         assert flight.tokens is not None
+        if flight.few is not None:
+            for (slot, end, _, _), token in zip(flight.few, flight.tokens.tolist(), strict=True):
+                if token >= 0:
+                    device.append_one(slot, end, token)
+            return
         if flight.live is None and not self._num_failed and flight.samples_all:
             device.append(flight.slots, flight.ends, flight.tokens)
             return

@@ -63,6 +63,13 @@ def test_any_chunk_size_gives_the_true_tokens(chunk: int) -> None:
     assert tokens == runner.truth(PROMPT, 30, seed=5, choice=1)
 
 
+@pytest.mark.parametrize("length", [2, 127, 128, 129, 200])
+def test_a_prompt_of_any_length_gives_the_true_tokens(length: int) -> None:
+    runner = FakeRunner(replace(CONFIG, context_len=256))
+    ids = [7 * place % 499 for place in range(length)]
+    assert generate(runner, begin(0, ids, range(52)), 3) == runner.truth(ids, 3)
+
+
 def test_a_prompt_of_one_token_works() -> None:
     runner = FakeRunner(CONFIG)
     assert generate(runner, begin(0, [499], [0]), 10, spare=[1, 2]) == runner.truth([499], 10)
