@@ -239,7 +239,7 @@ class Gateway:
                 self._check_origin(exchange, resource)
         self._authenticate(exchange, resource)
         if resource is None:
-            raise NotFound("There is nothing at this path.")
+            raise NotFound("There is nothing at this path. The API is under /v1; /docs tells of every route.")
         route = resource.routes.get(method)
         if route is None:
             raise MethodNotAllowed(f"This path answers {resource.allow}.", allow=resource.allow)

