@@ -44,6 +44,8 @@ class Child:
     process: Process | None = None
     healthy_since_s: float | None = None
     was_healthy: bool = False
+    # It was warned of its end: whoever read that is told of its return.
+    is_missed: bool = False
     is_serving: bool = False
     version: int = 0
     beat: Beat | None = None

@@ -189,6 +189,7 @@ class Supervisor:
             delay_s = child.restarts.next_delay_s(now_s - since_s if since_s is not None else 0.0)
             in_a_row = f", {child.restarts.deaths} times in a row" if child.restarts.deaths > 1 else ""
             self._warn(f"{child.name} {why}{in_a_row}; starting it again in {delay_s:g} s")
+            child.is_missed = True
             await asyncio.sleep(delay_s)
 
     async def _live(self, child: Child) -> tuple[str, int]:
@@ -261,8 +262,8 @@ class Supervisor:
         if child.healthy_since_s is None:
             child.healthy_since_s = self._clock.now_s()
             if child.was_healthy:
-                self._tell(f"{child.name} is back")
-            child.was_healthy = True
+                (self._warn if child.is_missed else self._tell)(f"{child.name} is back")
+            child.was_healthy, child.is_missed = True, False
 
     def _serves(self, child: Child) -> None:
         child.is_serving = True

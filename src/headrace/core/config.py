@@ -321,7 +321,7 @@ def _check_gateway(gateway: GatewayConfig) -> None:
     _check_ranges("gateway", gateway, _GATEWAY_RANGES)
     if gateway.processes > 1 and not is_redis(gateway.journal):
         message = (
-            'more than one gateway needs Redis: set gateway.journal to its address (journal = "redis://127.0.0.1")'
+            "more than one gateway needs Redis: give its address as gateway.journal or --journal (redis://127.0.0.1)"
         )
         raise InvalidInput(message, param="gateway.processes")
     if not gateway.host:

@@ -104,7 +104,7 @@ def test_a_name_or_alias_means_one_model(models: tuple[ModelConfig, ...]) -> Non
 def test_two_gateways_are_refused_in_one_sentence() -> None:
     assert refused(gateway=GatewayConfig(processes=2)) == (
         "gateway.processes",
-        'more than one gateway needs Redis: set gateway.journal to its address (journal = "redis://127.0.0.1")',
+        "more than one gateway needs Redis: give its address as gateway.journal or --journal (redis://127.0.0.1)",
     )
 
 
