@@ -5,16 +5,18 @@ there until the gateway sleeps, however idle the other cores are.
 import os
 from time import monotonic
 
-# Who gets its core back so late is on a busy machine, where others than clients take it: not again for a while.
+# Who gets its core back so late has met somebody else there than a client: not again for a while. Once may be chance; who meets
+# them every time is on a busy machine, and stops asking.
 _LATE_S = 0.5e-3
-_PAUSE_S = 1.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0
 
 
 class Courtesy:
-    __slots__ = ("_not_before_s",)
+    __slots__ = ("_not_before_s", "_pause_s")
 
     def __init__(self) -> None:
         self._not_before_s = 0.0
+        self._pause_s = _FIRST_PAUSE_S
 
     def step_aside(self, address: str) -> None:
         """Let a client at that address go first, for when nobody else waits for this process."""
@@ -26,4 +28,7 @@ class Courtesy:
         os.sched_yield()
         back_s = monotonic()
         if back_s - began_s > _LATE_S:
-            self._not_before_s = back_s + _PAUSE_S
+            self._not_before_s = back_s + self._pause_s
+            self._pause_s = min(2.0 * self._pause_s, _LONGEST_PAUSE_S)
+        else:
+            self._pause_s = _FIRST_PAUSE_S

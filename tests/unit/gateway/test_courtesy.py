@@ -95,28 +95,40 @@ def test_a_client_elsewhere_cannot_wait_for_this_core(address: str, monkeypatch:
     Courtesy().step_aside(address)
 
 
+class Turns:
+    """A clock, and a core that comes back after `away_s` whenever somebody steps aside."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.away_s, self.count = 100.0, 0.0001, 0
+        monkeypatch.setattr(os, "sched_yield", self._leave)
+        monkeypatch.setattr(courtesy, "monotonic", lambda: self.now_s)
+
+    def _leave(self) -> None:
+        self.now_s += self.away_s
+        self.count += 1
+
+    def asides(self, courteous: Courtesy, address: str, away_s: float, answers: int, every_s: float) -> int:
+        """How often it steps aside for so many answers."""
+        before, self.away_s = self.count, away_s
+        for _ in range(answers):
+            courteous.step_aside(address)
+            self.now_s += every_s
+        return self.count - before
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.8.8", "::1"])
 def test_on_a_busy_machine_it_is_tried_once_a_second(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s, away_s, count = 100.0, 0.0001, 0
+    turns, courteous = Turns(monkeypatch), Courtesy()
+    assert turns.asides(courteous, address, 0.0001, 10, 0.0) == 10
+    turns.asides(courteous, address, 0.004, 300, 0.01)
+    assert 9 <= turns.asides(courteous, address, 0.004, 1_000, 0.01) <= 10
+    turns.now_s += 1.0
+    assert turns.asides(courteous, address, 0.0001, 10, 0.0) == 10
 
-    def leave() -> None:
-        nonlocal now_s, count
-        now_s += away_s
-        count += 1
 
-    monkeypatch.setattr(os, "sched_yield", leave)
-    monkeypatch.setattr(courtesy, "monotonic", lambda: now_s)
-    courteous = Courtesy()
-    for _ in range(10):
-        courteous.step_aside(address)
-    assert count == 10
-    away_s = 0.004
-    for _ in range(1_000):
-        courteous.step_aside(address)
-        now_s += 0.01
-    assert 19 <= count <= 20  # ten more in ten seconds, each four milliseconds late
-    away_s = 0.0001
-    now_s += 1.0
-    for _ in range(10):
-        courteous.step_aside(address)
-    assert 29 <= count <= 30
+def test_one_that_came_back_late_once_goes_on_almost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, courteous = Turns(monkeypatch), Courtesy()
+    for _ in range(5):
+        assert turns.asides(courteous, "127.0.0.1", 0.004, 1, 0.0) == 1
+        assert turns.asides(courteous, "127.0.0.1", 0.0001, 1, 0.011) == 0
+        assert turns.asides(courteous, "127.0.0.1", 0.0001, 300, 0.0) == 300
