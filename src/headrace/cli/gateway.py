@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("headrace.gateway")
 _MOST_DESCRIPTORS = 1 << 16
+# A thread that hashes or parses a large prompt keeps the interpreter for so long while the loop waits for it; Python's own choice
+# is five times as long, each time that the loop comes back from the system.
+_SWITCH_S = 0.001
 # An idle gateway writes nothing either: no longer than this was it away. And what it takes from here to the first answer.
 _MOST_AWAY_S = 60.0
 _START_S = 5.0
@@ -333,6 +337,7 @@ def _settle_in(name: str) -> None:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     gc.set_threshold(*THRESHOLDS)
+    sys.setswitchinterval(_SWITCH_S)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = min(_MOST_DESCRIPTORS, hard) if hard != resource.RLIM_INFINITY else _MOST_DESCRIPTORS
     if soft < most:
