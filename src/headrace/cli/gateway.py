@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("headrace.gateway")
 _MOST_DESCRIPTORS = 1 << 16
-# A thread that hashes or parses a large prompt keeps the interpreter for so long while the loop waits for it; Python's own choice
-# is five times as long, each time that the loop comes back from the system.
+# A thread that hashes or tokenises a large prompt in Python keeps the interpreter for so long while the loop, back from the system,
+# waits for it. Python's own choice is five times as long.
 _SWITCH_S = 0.001
 # An idle gateway writes nothing either: no longer than this was it away. And what it takes from here to the first answer.
 _MOST_AWAY_S = 60.0

@@ -44,7 +44,7 @@ class Child:
     process: Process | None = None
     healthy_since_s: float | None = None
     was_healthy: bool = False
-    # It was warned of its end: whoever read that is told of its return.
+    # Its end was told as a warning, and so is its return.
     is_missed: bool = False
     is_serving: bool = False
     version: int = 0

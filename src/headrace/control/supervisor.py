@@ -155,6 +155,7 @@ class Supervisor:
             _, late = await asyncio.wait([asyncio.ensure_future(process.wait())], timeout=within_s)
             if late:
                 self._warn(f"{child.name} did not end in {within_s:g} s and is killed")
+                child.is_missed = True
                 process.signal(signal.SIGKILL)
                 await asyncio.wait(late)
         while child.process is process or not self._is_whole:
@@ -223,6 +224,7 @@ class Supervisor:
             hearing.cancel()
             await asyncio.gather(hearing, return_exceptions=True)
         self._warn(f"{child.name} has been silent for {silence.limit_s} s and is killed")
+        child.is_missed = True
         process.signal(signal.SIGKILL)
 
     async def _hear(self, child: Child, process: Process, silence: Silence) -> None:

@@ -5,18 +5,18 @@ there until the gateway sleeps, however idle the other cores are.
 import os
 from time import monotonic
 
-# Who gets its core back so late has met somebody else there than a client: not again for a while. Once may be chance; who meets
-# them every time is on a busy machine, and stops asking.
+# Who gets its core back so late has met others there than a client that reads: not again for a while, so that no more than
+# a fiftieth of its time is lost this way, however busy the machine.
 _LATE_S = 0.5e-3
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0
+_TIMES_AS_LONG = 50.0
+_LONGEST_PAUSE_S = 1.0
 
 
 class Courtesy:
-    __slots__ = ("_not_before_s", "_pause_s")
+    __slots__ = ("_not_before_s",)
 
     def __init__(self) -> None:
         self._not_before_s = 0.0
-        self._pause_s = _FIRST_PAUSE_S
 
     def step_aside(self, address: str) -> None:
         """Let a client at that address go first, for when nobody else waits for this process."""
@@ -27,8 +27,6 @@ class Courtesy:
             return
         os.sched_yield()
         back_s = monotonic()
-        if back_s - began_s > _LATE_S:
-            self._not_before_s = back_s + self._pause_s
-            self._pause_s = min(2.0 * self._pause_s, _LONGEST_PAUSE_S)
-        else:
-            self._pause_s = _FIRST_PAUSE_S
+        away_s = back_s - began_s
+        if away_s > _LATE_S:
+            self._not_before_s = back_s + min(_TIMES_AS_LONG * away_s, _LONGEST_PAUSE_S)

@@ -117,18 +117,28 @@ class Turns:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.8.8", "::1"])
-def test_on_a_busy_machine_it_is_tried_once_a_second(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("away_s", [0.0006, 0.004, 0.015])
+@pytest.mark.parametrize("late_of", [1, 2, 7])
+def test_on_a_busy_machine_it_costs_a_fiftieth_of_the_time(
+    address: str, away_s: float, late_of: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     turns, courteous = Turns(monkeypatch), Courtesy()
-    assert turns.asides(courteous, address, 0.0001, 10, 0.0) == 10
-    turns.asides(courteous, address, 0.004, 300, 0.01)
-    assert 9 <= turns.asides(courteous, address, 0.004, 1_000, 0.01) <= 10
-    turns.now_s += 1.0
-    assert turns.asides(courteous, address, 0.0001, 10, 0.0) == 10
+    began_s, late = turns.now_s, 0
+    for answer in range(20_000):
+        is_late = answer % late_of == 0
+        late += turns.asides(courteous, address, away_s if is_late else 0.0, 1, 0.001) * is_late
+    assert 0.001 <= late * away_s / (turns.now_s - began_s) <= 0.02
 
 
-def test_one_that_came_back_late_once_goes_on_almost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_client_that_took_a_little_longer_it_is_tried_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     turns, courteous = Turns(monkeypatch), Courtesy()
-    for _ in range(5):
-        assert turns.asides(courteous, "127.0.0.1", 0.004, 1, 0.0) == 1
-        assert turns.asides(courteous, "127.0.0.1", 0.0001, 1, 0.011) == 0
-        assert turns.asides(courteous, "127.0.0.1", 0.0001, 300, 0.0) == 300
+    assert turns.asides(courteous, "127.0.0.1", 0.0001, 10, 0.0) == 10
+    assert turns.asides(courteous, "127.0.0.1", 0.0006, 10, 0.0025) == 1
+    assert turns.asides(courteous, "127.0.0.1", 0.0001, 10, 0.005) >= 8
+
+
+def test_after_a_very_long_time_it_is_tried_again_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, courteous = Turns(monkeypatch), Courtesy()
+    assert turns.asides(courteous, "127.0.0.1", 5.0, 1, 0.999) == 1
+    assert turns.asides(courteous, "127.0.0.1", 0.0001, 1, 0.002) == 0
+    assert turns.asides(courteous, "127.0.0.1", 0.0001, 1, 0.0) == 1
