@@ -1,6 +1,6 @@
 """How long the next step may take, and what is left of it. Derived from targets, never a constant."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from headrace.engine.cost import CostModel
 
@@ -32,8 +32,7 @@ def part_target_s(decode_s: float, steady_s: float) -> float:
     return max(_PART_STEPS * min(decode_s, steady_s), _LEAST_PART_STEPS * decode_s)
 
 
-@dataclass(slots=True, eq=False)
-class StepBudget:
+class StepBudget(Struct, eq=False):
     """What a step may still take, in predicted seconds and in tokens."""
 
     model: CostModel
@@ -58,9 +57,9 @@ class StepBudget:
         if room <= 0:
             return 0
         spare_s = min(self.target_s, target_s or self.target_s) - self.predicted_s
+        if room == pending and self.model.chunk_s(start, pending) <= spare_s:
+            return pending
         count = min(room, self.model.chunk_for(start, spare_s))
-        if count == pending:
-            return count
         least = min(room, -(-self.grain // self.multiple) * self.multiple)
         if count >= least:
             return count - count % self.multiple or count

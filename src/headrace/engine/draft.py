@@ -1,8 +1,7 @@
 """A plan in the making, and what the host remembers of a launched one. Data only."""
 
-from dataclasses import dataclass, field
-
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from headrace.core.plan import IntArray, Plan, SlotStart
@@ -14,8 +13,7 @@ from headrace.engine.sequence import Sequence
 SlotArray = NDArray[np.intp]
 
 
-@dataclass(slots=True, eq=False)
-class Chunk:
+class Chunk(Struct, eq=False):
     """A row that catches up by `count` tokens; with the last of them it samples.
 
     `again` of them were computed before, `free` of these because the scheduler took them away; `prompt`
@@ -32,8 +30,7 @@ class Chunk:
     is_last: bool
 
 
-@dataclass(slots=True)
-class Growth:
+class Growth(Struct, eq=False):
     """A running row was given a block that no plan has told the runner of yet."""
 
     sequence: Sequence
@@ -45,8 +42,7 @@ class Growth:
         return self.sequence.slot >= 0 and self.sequence.begun_in == self.begun_in
 
 
-@dataclass(slots=True)
-class DecodeRows:
+class DecodeRows(Struct, eq=False):
     """Slots that compute the one token they sampled last."""
 
     slots: SlotArray
@@ -54,19 +50,17 @@ class DecodeRows:
     kv_tokens: int
 
 
-@dataclass(slots=True, eq=False)
-class Draft:
+class Draft(Struct, eq=False):
     budget: StepBudget
     now_s: float
-    chunks: list[Chunk] = field(default_factory=list)
+    chunks: list[Chunk] = []
     # Tenant of the first prompt that this step completes, and the step's predicted time with it.
     newcomer: tuple[int, float] | None = None
-    begun: list[SlotStart] = field(default_factory=list)
-    served: list[Lane] = field(default_factory=list)
+    begun: list[SlotStart] = []
+    served: list[Lane] = []
 
 
-@dataclass(slots=True, eq=False)
-class Tariff:
+class Tariff(Struct, eq=False):
     """What the rows of one step are charged: their part of the predicted step, its fixed cost shared out."""
 
     row_s: float
@@ -78,8 +72,7 @@ class Tariff:
         return chunk.seconds * self.scale * (1.0 - chunk.free / chunk.count)
 
 
-@dataclass(slots=True, eq=False)
-class Flight:
+class Flight(Struct, eq=False):
     """A launched plan; arrays have an entry per row."""
 
     plan: Plan
@@ -88,7 +81,6 @@ class Flight:
     generations: IntArray
     # Row number of each chunk, beside it.
     chunks: list[tuple[int, Chunk]]
-    samples_all: bool
     tariff: Tariff
 
     def charge_s(self, row: int) -> float:

@@ -1,6 +1,6 @@
 """Applies the result of a step: tokens to sequences, ends, failures, published blocks, learned cost.
 
-The fast path touches whole rows at once; only rows whose occupant changed since the launch, chunks,
+The fast path touches decode rows all at once; only those whose occupant changed since the launch, chunks,
 ends and failures are looked at one by one. Knows no runner and no queue order.
 """
 
@@ -8,22 +8,23 @@ import numpy as np
 from msgspec.structs import replace
 
 from headrace.core.event import Counter, Outcome, StepFrame
-from headrace.core.plan import BoolArray, RowStatus, Scores, StepResult
-from headrace.engine.draft import Chunk, Flight
+from headrace.core.plan import IntArray, RowStatus, Scores, StepResult
+from headrace.engine.draft import Chunk, Flight, SlotArray
 from headrace.engine.sequence import Phase, Sequence
-from headrace.engine.slots import every, extended, some
+from headrace.engine.slots import every, some
 from headrace.engine.state import State
 
 _NO_ROWS = StepFrame(-1)
 
 # Number, index, token and counters.
-LateRow = tuple[int, int, int, list[int]]
+Row = tuple[int, int, int, list[int]]
 
 
 class Applier:
     def __init__(self, state: State) -> None:
         self._state = state
-        self._vocab_size = np.array(state.config.vocab_size, np.uint32)
+        self._vocab_size = state.config.vocab_size
+        self._unsigned_vocab_size = np.array(state.config.vocab_size, np.uint32)
 
     def apply(self, flight: Flight, result: StepResult, now_s: float) -> StepFrame:
         state = self._state
@@ -31,50 +32,38 @@ class Applier:
         assert result.step == plan.step, f"result of step {result.step} for plan {plan.step}"
         state.model.observe(plan.work, result.elapsed_s)
         state.step_applied(plan.step)
-        tokens = result.tokens
-        # One comparison for both bounds: a negative id is a huge one when unsigned.
-        sound = tokens.view(np.uint32) < self._vocab_size
-        if not flight.samples_all:
-            sound |= ~plan.samples
-        if result.statuses.tobytes().count(RowStatus.OK) != len(tokens):
-            sound &= result.statuses == RowStatus.OK
-        scores = None if result.scores is None else _scores_of(flight, result.scores, sound)
-        live = state.table.generation[flight.slots] == flight.generations
+        scores = None if result.scores is None else self._scores(flight, result, result.scores)
+        rows: list[Row] = []
+        num_decode = len(flight.slots) - len(flight.chunks)
+        frame = self._apply_decode(flight, num_decode, result, rows, now_s) if num_decode else _NO_ROWS
         for row, chunk in flight.chunks:
-            self._count_chunk(chunk, live=live.item(row), sound=sound.item(row), now_s=now_s)
-        good = live & sound
-        odd = not every(good)
-        if not flight.samples_all:
-            frame = self._emit(flight, good & plan.samples, result, now_s)
-        else:
-            frame = self._emit(flight, good if odd else None, result, now_s)
-        if odd:
-            frame = self._apply_odd_rows(flight, result, frame, ~good, sound, now_s)
-        return frame if scores is None else replace(frame, scores=scores)
+            self._apply_chunk(flight, row, chunk, result, rows, now_s)
+        if rows:
+            return _joined(plan.step, frame, rows, scores)
+        is_whole = scores is None and frame is not _NO_ROWS
+        return frame if is_whole else replace(frame, step=plan.step, scores=scores)
 
-    def _count_chunk(self, chunk: Chunk, *, live: bool, sound: bool, now_s: float) -> None:
-        """A chunk was computed: count it, and make its full blocks findable."""
-        sequence = chunk.sequence
-        if sequence.phase is Phase.ENDED:
-            return
-        counters = self._state.table.counters[sequence.slot] if live else sequence.counters
-        counters[Counter.RECOMPUTED] += chunk.again
-        counters[Counter.PROMPT_COMPUTED] += chunk.prompt
-        if sound and (live or sequence.phase is Phase.LEAVING):
-            sequence.num_applied = chunk.start + chunk.count
-            self._state.publish_prompt(sequence)
-            if sequence.num_applied >= sequence.num_tokens:
-                self._state.caught_up(sequence, now_s)
+    def _apply_decode(
+        self, flight: Flight, num_rows: int, result: StepResult, rows: list[Row], now_s: float
+    ) -> StepFrame:
+        """The first rows of the step; what comes of those that are not as they were expected goes to `rows`."""
+        slots, tokens, statuses = flight.slots[:num_rows], result.tokens[:num_rows], result.statuses[:num_rows]
+        # One comparison for both bounds: a negative id is a huge one when unsigned.
+        good = tokens.view(np.uint32) < self._unsigned_vocab_size
+        good &= self._state.table.generation[slots] == flight.generations[:num_rows]
+        if statuses.tobytes().count(RowStatus.OK) != num_rows:
+            good &= statuses == RowStatus.OK
+        if every(good):
+            return self._emit(flight.plan.step, slots, tokens, now_s)
+        frame = self._emit(flight.plan.step, slots[good], tokens[good], now_s) if some(good) else _NO_ROWS
+        for row in (~good).nonzero()[0].tolist():
+            self._apply_odd(flight, row, result, rows, now_s)
+        return frame
 
-    def _emit(self, flight: Flight, emitting: BoolArray | None, result: StepResult, now_s: float) -> StepFrame:
-        """The rows whose occupant is still there and whose token is good; None: all of them."""
+    def _emit(self, step: int, slots: SlotArray, tokens: IntArray, now_s: float) -> StepFrame:
+        """Rows whose occupant is still there and whose token is good."""
         state = self._state
         table = state.table
-        slots, tokens = flight.slots, result.tokens
-        if emitting is not None:
-            if not some(emitting):
-                return replace(_NO_ROWS, step=flight.plan.step)
-            slots, tokens = slots[emitting], tokens[emitting]
         numbers = table.number[slots]
         indices, counters = table.append(slots, tokens)
         stopped = table.stopped(slots, tokens)
@@ -83,38 +72,72 @@ class Applier:
                 sequence: Sequence = table.sequences[slots[row]]
                 if indices[row] + 1 >= sequence.request.sampling.min_tokens:
                     state.end(sequence, Outcome.FINISHED, "stop", now_s)
-        return StepFrame(flight.plan.step, numbers, indices, tokens, counters)
+        return StepFrame(step, numbers, indices, tokens, counters)
 
-    def _apply_odd_rows(
-        self, flight: Flight, result: StepResult, frame: StepFrame, odd: BoolArray, sound: BoolArray, now_s: float
-    ) -> StepFrame:
-        """Rows that failed, and rows whose sequence has left its slot since the launch."""
-        state = self._state
-        late: list[LateRow] = []
-        for row in odd.nonzero()[0].tolist():
-            sequence: Sequence = flight.sequences[row]
-            if sequence.phase is Phase.ENDED:
-                if sequence.finished:
-                    self._refund(sequence, flight.charge_s(row))
-            elif not sound[row]:
-                status = int(result.statuses[row]) or RowStatus.OUT_OF_RANGE
-                if status >= len(RowStatus.NAMES):
-                    status = RowStatus.FAILED
-                state.end(sequence, Outcome.FAILED, RowStatus.NAMES[status], now_s, RowStatus.WORDS[status])
-            elif flight.plan.samples[row]:
-                token = result.tokens.item(row)
-                self._append_late(sequence, token, now_s)
-                late.append((sequence.number, len(sequence.outputs) - 1, token, sequence.counters))
-        return _extended(frame, late) if late else frame
+    def _apply_chunk(
+        self, flight: Flight, row: int, chunk: Chunk, result: StepResult, rows: list[Row], now_s: float
+    ) -> None:
+        table, sequence = self._state.table, chunk.sequence
+        slot = flight.slots.item(row)
+        is_live = table.generation.item(slot) == flight.generations.item(row)
+        is_sound = self._status(flight, row, result) == RowStatus.OK
+        if sequence.phase is not Phase.ENDED:
+            self._count_chunk(chunk, is_live=is_live, is_sound=is_sound, now_s=now_s)
+        if not (is_live and is_sound):
+            self._apply_odd(flight, row, result, rows, now_s)
+        elif chunk.is_last:
+            token = result.tokens.item(row)
+            index, counters = table.append_one(slot, token)
+            rows.append((sequence.number, index, token, counters))
+            if index + 1 >= sequence.request.sampling.min_tokens and self._is_stop(sequence, token):
+                self._state.end(sequence, Outcome.FINISHED, "stop", now_s)
+
+    def _count_chunk(self, chunk: Chunk, *, is_live: bool, is_sound: bool, now_s: float) -> None:
+        """A chunk was computed: count it, and make its full blocks findable."""
+        sequence = chunk.sequence
+        counters = self._state.table.counters[sequence.slot] if is_live else sequence.counters
+        counters[Counter.RECOMPUTED] += chunk.again
+        counters[Counter.PROMPT_COMPUTED] += chunk.prompt
+        if is_sound and (is_live or sequence.phase is Phase.LEAVING):
+            sequence.num_applied = chunk.start + chunk.count
+            self._state.publish_prompt(sequence)
+            if sequence.num_applied >= sequence.num_tokens:
+                self._state.caught_up(sequence, now_s)
+
+    def _apply_odd(self, flight: Flight, row: int, result: StepResult, rows: list[Row], now_s: float) -> None:
+        """A row that failed, or whose sequence has left its slot since the launch."""
+        sequence: Sequence = flight.sequences[row]
+        if sequence.phase is Phase.ENDED:
+            if sequence.finished:
+                self._refund(sequence, flight.charge_s(row))
+            return
+        status = self._status(flight, row, result)
+        if status != RowStatus.OK:
+            self._state.end(sequence, Outcome.FAILED, RowStatus.NAMES[status], now_s, RowStatus.WORDS[status])
+        elif flight.plan.samples[row]:
+            token = result.tokens.item(row)
+            self._append_late(sequence, token, now_s)
+            rows.append((sequence.number, len(sequence.outputs) - 1, token, sequence.counters))
+
+    def _status(self, flight: Flight, row: int, result: StepResult) -> int:
+        """What the runner says of a row, and what its token does."""
+        status = result.statuses.item(row)
+        if status != RowStatus.OK:
+            return status if status < len(RowStatus.NAMES) else RowStatus.FAILED
+        if flight.plan.samples.item(row) and not 0 <= result.tokens.item(row) < self._vocab_size:
+            return RowStatus.OUT_OF_RANGE
+        return RowStatus.OK
+
+    def _is_stop(self, sequence: Sequence, token: int) -> bool:
+        sampling = sequence.request.sampling
+        return token in sampling.stop_ids or (token in self._state.config.eos_ids and not sampling.ignore_eos)
 
     def _append_late(self, sequence: Sequence, token: int, now_s: float) -> None:
         """The token of a sequence that ended by length or gave up its slot while it was computed."""
         state = self._state
         sequence.outputs.append(token)
         sequence.counters[Counter.EMITTED] += 1
-        sampling = sequence.request.sampling
-        stops = sampling.stop_ids if sampling.ignore_eos else sampling.stop_ids + state.config.eos_ids
-        if token in stops and len(sequence.outputs) >= sampling.min_tokens:
+        if len(sequence.outputs) >= sequence.request.sampling.min_tokens and self._is_stop(sequence, token):
             state.end(sequence, Outcome.FINISHED, "stop", now_s)
         elif sequence.num_tokens >= sequence.limit:
             state.end(sequence, Outcome.FINISHED, "length", now_s)
@@ -126,29 +149,30 @@ class Applier:
             tenants.charge_one(sequence.tenant, -seconds)
             self._state.line.refunded(sequence.tenant)
 
+    def _scores(self, flight: Flight, result: StepResult, scores: Scores) -> Scores | None:
+        """The scores by sequence, without failed rows, ended sequences and prompt ids scored before."""
+        entries: list[int] = []
+        owners: list[int] = []
+        for entry, (row, position) in enumerate(zip(scores.owners.tolist(), scores.positions.tolist(), strict=True)):
+            sequence: Sequence = flight.sequences[row]
+            if sequence.phase is Phase.ENDED or position <= sequence.num_scored:
+                continue
+            if self._status(flight, row, result) != RowStatus.OK:
+                continue
+            if position < sequence.num_prompt:
+                sequence.num_scored = position
+            entries.append(entry)
+            owners.append(sequence.number)
+        return scores.take(np.array(entries, np.intp), np.array(owners, np.int64)) if entries else None
 
-def _scores_of(flight: Flight, scores: Scores, sound: BoolArray) -> Scores | None:
-    """The scores by sequence, without failed rows, ended sequences and prompt ids scored before."""
-    entries: list[int] = []
-    owners: list[int] = []
-    for entry, (row, position) in enumerate(zip(scores.owners.tolist(), scores.positions.tolist(), strict=True)):
-        sequence: Sequence = flight.sequences[row]
-        if not sound[row] or sequence.phase is Phase.ENDED or position <= sequence.num_scored:
-            continue
-        if position < sequence.num_prompt:
-            sequence.num_scored = position
-        entries.append(entry)
-        owners.append(sequence.number)
-    return scores.take(np.array(entries, np.intp), np.array(owners, np.int64)) if entries else None
 
-
-def _extended(frame: StepFrame, late: list[LateRow]) -> StepFrame:
-    """The frame with the late rows after its own."""
-    numbers, indices, tokens, counters = zip(*late, strict=True)
-    return StepFrame(
-        frame.step,
-        extended(frame.numbers, numbers),
-        extended(frame.indices, indices),
-        extended(frame.tokens, tokens),
-        extended(frame.counters, counters),
-    )
+def _joined(step: int, frame: StepFrame, rows: list[Row], scores: Scores | None) -> StepFrame:
+    """The frame of the step: `rows` after those of decode rows."""
+    columns = zip(*rows, strict=True)
+    numbers, indices, tokens, counters = map(np.array, columns, (np.int64, np.int32, np.int32, np.int32))
+    if len(frame.numbers):
+        numbers = np.concatenate([frame.numbers, numbers])
+        indices = np.concatenate([frame.indices, indices])
+        tokens = np.concatenate([frame.tokens, tokens])
+        counters = np.concatenate([frame.counters, counters])
+    return StepFrame(step, numbers, indices, tokens, counters, scores=scores)

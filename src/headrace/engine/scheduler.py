@@ -19,7 +19,7 @@ from headrace.engine.line import Lane
 from headrace.engine.memory import Memory
 from headrace.engine.room import StepRoom
 from headrace.engine.sequence import Sequence
-from headrace.engine.slots import every, extended, some
+from headrace.engine.slots import some
 from headrace.engine.state import State
 
 _NONE = np.zeros(0, np.int32)
@@ -219,20 +219,25 @@ class Scheduler:
         )
         rows = list(enumerate(chunks, len(decode.slots)))
         table, tariff = state.table, self._tariff(plan.predicted_s)
-        return Flight(plan, slots, table.sequences[slots], table.generation[slots], rows, every(samples), tariff)
+        return Flight(plan, slots, table.sequences[slots], table.generation[slots], rows, tariff)
 
     def _rows(self, decode: DecodeRows, chunks: list[Chunk]) -> tuple[SlotArray, IntArray, IntArray, BoolArray]:
         """Slots, starts, counts and who samples: decode rows first, then chunks."""
         num_decode = len(decode.slots)
+        ones, yes = self._ones[:num_decode], self._yes[:num_decode]
         if not chunks:
-            return decode.slots, decode.starts, self._ones[:num_decode], self._yes[:num_decode]
-        rows = [(chunk.sequence.slot, chunk.start, chunk.count, chunk.is_last) for chunk in chunks]
-        slots, starts, counts, samples = zip(*rows, strict=True)
+            return decode.slots, decode.starts, ones, yes
+        slots = np.array([chunk.sequence.slot for chunk in chunks], np.intp)
+        starts = np.array([chunk.start for chunk in chunks], np.int32)
+        counts = np.array([chunk.count for chunk in chunks], np.int32)
+        samples = np.array([chunk.is_last for chunk in chunks])
+        if not num_decode:
+            return slots, starts, counts, samples
         return (
-            extended(decode.slots, slots),
-            extended(decode.starts, starts),
-            extended(self._ones[:num_decode], counts),
-            extended(self._yes[:num_decode], samples),
+            np.concatenate([decode.slots, slots]),
+            np.concatenate([decode.starts, starts]),
+            np.concatenate([ones, counts]),
+            np.concatenate([yes, samples]),
         )
 
     def _masked_rows(self, slots: SlotArray, samples: BoolArray) -> IntArray:
@@ -264,25 +269,43 @@ class Scheduler:
         return Tariff((model.c_out_s + model.c_kv_s) * scale, model.c_kv_s * scale, scale)
 
     def _count(self, flight: Flight, now_s: float) -> None:
-        state = self._state
-        table = state.table
-        plan = flight.plan
-        slots = flight.slots
-        table.computed[slots] = plan.starts + plan.counts
-        tokens = table.tokens[slots] + (_ONE if flight.samples_all else plan.samples)
-        table.tokens[slots] = tokens
-        table.last_step[slots] = plan.step
+        """Decode rows all at once, chunks one by one: they are few, and there is more to do for each."""
+        num_decode = len(flight.slots) - len(flight.chunks)
+        if num_decode:
+            self._count_decode(flight, num_decode, now_s)
         for _, chunk in flight.chunks:
-            sequence = chunk.sequence
-            sequence.num_charged = max(sequence.num_charged, chunk.start + chunk.count)
-            if chunk.is_last:
-                del state.prefilling[sequence.number]
-                table.decoding[sequence.slot] = True
-                table.itl_changed = True
+            self._count_chunk(chunk, flight.plan.step, now_s)
+
+    def _count_decode(self, flight: Flight, num_rows: int, now_s: float) -> None:
+        table = self._state.table
+        slots = flight.slots[:num_rows]
+        table.computed[slots] = flight.plan.starts[:num_rows] + _ONE
+        tokens = table.tokens[slots] + _ONE
+        table.tokens[slots] = tokens
+        table.last_step[slots] = flight.plan.step
         ending = tokens >= table.limit[slots]
         if some(ending):
             for row in ending.nonzero()[0].tolist():
-                state.finish_planned(flight.sequences[row], now_s)
+                self._state.finish_planned(flight.sequences[row], now_s)
+
+    def _count_chunk(self, chunk: Chunk, step: int, now_s: float) -> None:
+        state, sequence = self._state, chunk.sequence
+        table, slot = state.table, sequence.slot
+        end = chunk.start + chunk.count
+        table.computed[slot] = end
+        table.last_step[slot] = step
+        if end > sequence.num_charged:
+            sequence.num_charged = end
+        if not chunk.is_last:
+            return
+        del state.prefilling[sequence.number]
+        # It ends where its ids did; the one that it samples is the next.
+        table.tokens[slot] = end + 1
+        if end + 1 >= sequence.limit:
+            state.finish_planned(sequence, now_s)
+        else:
+            table.decoding[slot] = True
+            table.itl_changed = True
 
 
 def _work(decode: DecodeRows, chunks: list[Chunk]) -> Work:

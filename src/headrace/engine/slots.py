@@ -4,16 +4,12 @@ Owns what a step needs to know of every running sequence. Knows neither queue no
 `tokens` counts ids that exist on the device, sampled ones that the host has not seen included.
 """
 
-from typing import Any, TypeVar
-
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.event import NUM_COUNTERS, Counter
 from headrace.core.plan import BoolArray, IntArray
 from headrace.engine.sequence import Sequence
-
-T = TypeVar("T", bound=np.generic)
 
 # Applied tokens a slot holds before they move to its sequence; a power of two.
 _BUFFER = 128
@@ -32,12 +28,6 @@ def some(mask: BoolArray) -> bool:
 def every(mask: BoolArray) -> bool:
     """`mask.all()`, likewise."""
     return b"\x00" not in mask.tobytes()
-
-
-def extended(rows: "NDArray[T]", more: tuple[Any, ...]) -> "NDArray[T]":
-    """The rows with `more` after them."""
-    added = np.array(more, rows.dtype)
-    return np.concatenate([rows, added]) if len(rows) else added
 
 
 class SlotTable:
@@ -165,6 +155,18 @@ class SlotTable:
             for slot in slots[last].tolist():
                 self.flush(slot)
         return indices, counters
+
+    def append_one(self, slot: int, token: int) -> tuple[int, list[int]]:
+        """`append` for one slot."""
+        index = self.emitted.item(slot)
+        place = index & (_BUFFER - 1)
+        self._buffer[slot, place] = token
+        self.emitted[slot] = index + 1
+        self._emitted_counter[slot] += 1
+        if place == _BUFFER - 1:
+            self.flush(slot)
+        counters: list[int] = self.counters[slot].tolist()
+        return index, counters
 
     def stopped(self, slots: NDArray[np.intp], tokens: IntArray) -> BoolArray:
         """Which of the slots' tokens end their sequence, `min_tokens` apart."""
