@@ -7,11 +7,11 @@ Owned by the engine's thread. Knows neither engine nor link, only their numbers.
 from array import array
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from headrace.core.messages import End, SubmitPart
@@ -25,8 +25,7 @@ NOBODY = 0
 Name = tuple[str, str, int]
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
+class Entry(Struct, eq=False):
     """A submission from its arrival to its end. It has a number once the engine has it."""
 
     link: int
@@ -50,8 +49,7 @@ class Entry:
     is_suspect: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class Building:
+class Building(Struct, eq=False):
     """A submission some of whose matchers are in the making: it goes to the engine whole, when all are there."""
 
     entries: list[Entry]

@@ -5,9 +5,9 @@ keeps that end while it is nobody's. What is told again to who attaches may take
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import astuple, replace
 
 from headrace.core.errors import HeadraceError
@@ -25,14 +25,13 @@ _MOST_ROWS = 16_384
 _KEY_BYTES = 8
 
 
-@dataclass(slots=True)
-class _Note:
+class _Note(Struct, eq=False):
     """What one gateway's next frame holds beside the tokens of a step. `told` are tokens of earlier steps."""
 
-    accepted: list[int] = field(default_factory=list)
-    refused: list[Refusal] = field(default_factory=list)
-    ended: list[End] = field(default_factory=list)
-    told: list[Rows] = field(default_factory=list)
+    accepted: list[int] = []
+    refused: list[Refusal] = []
+    ended: list[End] = []
+    told: list[Rows] = []
 
 
 class FramePacker:
