@@ -39,7 +39,7 @@ _WRITTEN = np.array(WRITTEN, np.uint8)
 _WRITTEN_BYTES, _UNWRITTEN_BYTES = bytes([WRITTEN]), bytes([UNWRITTEN])
 # So few rows are computed one by one, in plain numbers, before vectors take less time; so short chunks likewise.
 FEW = 4
-_SHORT = 128
+_SHORT = 20
 # What an array calls a number of 64 bits.
 _WORD: Final = "L"
 # Slot, end, last cell, and whether it samples.
@@ -102,6 +102,7 @@ class Device:
         peeks = (mix(natural.copy()) % (natural + np.uint64(1))).astype(np.int64)
         self._peek_columns = self._columns[peeks + 1]
         self._peek_offsets = self._offsets[peeks + 1]
+        self._plain_peek_columns, self._plain_peek_offsets = self._peek_columns.data, self._peek_offsets.data
 
     def update(self, plan: Plan) -> None:
         """What a plan changes before its rows run: free, start, grow."""
@@ -199,9 +200,10 @@ class Device:
 
     def draw_one(self, slot: int, end: int, cell: int) -> int:
         store = self.store
-        position = mix_int(end - 1) % end
-        peeked = self._cell(slot, position)
+        column, offset = self._plain_peek_columns[end], self._plain_peek_offsets[end]
+        peeked = self._plain_table[slot * self._width + column] + offset
         if store.plain_states[peeked] != WRITTEN:
+            position = (column - 1) * self._block_size + offset
             self._refuse("read of a cell that is not written", slot, position, peeked)
         mixed = store.plain_values[cell] + store.plain_values[peeked] * PEEK
         return mix_int(mixed + (end - 1) * STRIDE + self._plain_keys[slot])
@@ -344,11 +346,9 @@ class Device:
         """Values of the cells of `ids` after a cell of that value."""
         if len(ids) > _SHORT:
             return self._chain.extend(value, self._mixed_ids.take(ids)).data
-        terms, values = self._plain_mixed_ids, array(_WORD)
-        for token in ids:
-            value = (value * FACTOR + terms[token]) & MASK_64
-            values.append(value)
-        return memoryview(values)
+        terms = self._plain_mixed_ids
+        values = [value := (value * FACTOR + terms[token]) & MASK_64 for token in ids]
+        return memoryview(array(_WORD, values))
 
     def _rows_of(self, slot: int, start: int, stop: int) -> tuple[IndexArray, IndexArray, IndexArray]:
         """Positions start .. stop - 1 of one slot as if each were a row: slots, counts and cells."""
