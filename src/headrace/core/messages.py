@@ -274,7 +274,7 @@ class Frame(Struct, frozen=True, tag="frame"):
         keys: Sequence[int], indices: IntArray, tokens: IntArray, counters: IntArray
     ) -> tuple[bytes, bytes, bytes, bytes]:
         return (
-            np.array(keys, _KEY).tobytes(),
+            struct.pack(f"<{len(keys)}q", *keys),
             indices.astype(_ROW, copy=False).tobytes(),
             tokens.astype(_ROW, copy=False).tobytes(),
             counters.astype(_ROW, copy=False).tobytes(),

@@ -123,12 +123,17 @@ class State:
         """Sums over who waits; exactly zero when nobody does, so that rounding cannot pile up."""
         tenants = self.tenants
         tenant = sequence.tenant
-        own = tenants.num_waiting[tenant] > 0
-        some = self.line.count > 0
-        self.queue_s = some * (self.queue_s + sign * sequence.work_s)
-        self.queue_prompt_s = some * (self.queue_prompt_s + sign * sequence.prompt_s)
-        tenants.waiting_s[tenant] = own * (tenants.waiting_s[tenant] + sign * sequence.work_s)
-        tenants.waiting_prompt_s[tenant] = own * (tenants.waiting_prompt_s[tenant] + sign * sequence.prompt_s)
+        work_s, prompt_s = sign * sequence.work_s, sign * sequence.prompt_s
+        if self.line.count:
+            self.queue_s += work_s
+            self.queue_prompt_s += prompt_s
+        else:
+            self.queue_s = self.queue_prompt_s = 0.0
+        if tenants.num_waiting[tenant]:
+            tenants.waiting_s[tenant] += work_s
+            tenants.waiting_prompt_s[tenant] += prompt_s
+        else:
+            tenants.waiting_s[tenant] = tenants.waiting_prompt_s[tenant] = 0.0
 
     # Slots
 
