@@ -19,7 +19,7 @@ from headrace.text.grammar import Grammar
 from headrace.text.rendering import Traits
 from headrace.text.stop import StopWindow
 from headrace.text.template import ChatTemplate, Conversation
-from headrace.text.tokenizer import Piece
+from headrace.text.tokenizer import Piece, num_chars
 
 # Takes a tenth of a millisecond to encode; handing it to a thread takes as much.
 INLINE_CHARS = 512
@@ -108,7 +108,7 @@ async def _encode(model: ModelText, drafts: Sequence[_Draft], most_tokens: int) 
     jobs = [
         (draft.pieces, Room(most_tokens, _num_kept(model, draft.ask))) for draft in drafts if draft.pieces is not None
     ]
-    if sum([len(piece) for pieces, _ in jobs for piece in pieces if isinstance(piece, str)]) <= INLINE_CHARS:
+    if sum([num_chars(pieces) for pieces, _ in jobs]) <= INLINE_CHARS:
         return [encode_small(model.tokenizer, pieces, room) for pieces, room in jobs]
     return await model.encoders.encode_batch([pieces for pieces, _ in jobs], [room for _, room in jobs])
 
@@ -123,7 +123,6 @@ async def encode_prompt(model: ModelText, ask: Ask, *, now_s: float, framed: boo
 
 def _check_scores(model: ModelText, prepared: Sequence[Prepared]) -> None:
     """Refuse more log-probabilities than a reply can hold. One sequence of any length may have all of them."""
-    most = max(MAX_SCORES, model.context_len * (MAX_LOGPROBS + 1))
     found = 0
     for one in prepared:
         sampling, num_prompt = one.sampling, len(one.prompt_ids)
@@ -135,6 +134,7 @@ def _check_scores(model: ModelText, prepared: Sequence[Prepared]) -> None:
         scores = 0 if sampling.prompt_logprobs is None else num_prompt * (sampling.prompt_logprobs + 1)
         scores += 0 if sampling.logprobs is None else num_output * (sampling.logprobs + 1)
         found += one.ask.n * scores
+        most = max(MAX_SCORES, model.context_len * (MAX_LOGPROBS + 1))
         if found > most:
             param = "prompt_logprobs" if one.ask.logprobs is None else "logprobs"
             raise InvalidInput(
@@ -182,8 +182,11 @@ def _draft(
     tools = ToolPlan(()) if traits is None else plan_tools(ask, messages, model.syntax, traits)
     shape = shape_of(ask)
     # Beside calls an answer's shape is part of their grammar; it is to blame for itself alone.
-    wanted = (grammar_of(ask, shape) if shape else None, shape), (tools.grammar, "tools")
-    checks = [(grammar, param) for grammar, param in wanted if grammar is not None]
+    checks: list[tuple[Grammar, str]] = []
+    if shape and (shaped := grammar_of(ask, shape)) is not None:
+        checks.append((shaped, shape))
+    if tools.grammar is not None:
+        checks.append((tools.grammar, "tools"))
     grammar = checks[-1][0] if checks else None
     if checks:
         check_free(ask)

@@ -8,6 +8,7 @@ no process is asked.
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from msgspec import Struct
@@ -28,7 +29,7 @@ class Shape(Struct, frozen=True):
     add_generation_prompt: bool
 
 
-class Form(Struct, frozen=True, array_like=True):
+class Form(Struct, frozen=True, array_like=True, dict=True):
     """Ids of special tokens, and texts in parts: a number is the blank of the message at half of it; an odd one is
     filled with that text stripped. It holds for contents in which none of the `absent` texts is."""
 
@@ -42,13 +43,16 @@ class Form(Struct, frozen=True, array_like=True):
                     return False
         return True
 
+    @cached_property
+    def _texts(self) -> list[tuple[int, list[str | int]]]:
+        """Among many ids there are few of them: each with its place."""
+        return [(place, piece) for place, piece in enumerate(self.pieces) if not isinstance(piece, int)]
+
     def fill(self, contents: Sequence[str]) -> list[str | int]:
-        return [
-            piece
-            if isinstance(piece, int)
-            else "".join([part if isinstance(part, str) else _filling(part, contents) for part in piece])
-            for piece in self.pieces
-        ]
+        filled: list[Any] = self.pieces.copy()
+        for place, text in self._texts:
+            filled[place] = "".join([part if isinstance(part, str) else _filling(part, contents) for part in text])
+        return filled
 
     def settled(self, encode: Callable[[str], Sequence[int]]) -> "Form":
         """The same, with ids in place of short texts without a blank, so that they are not encoded again for every prompt.

@@ -7,6 +7,7 @@ Calls here block and are safe from many threads; `TokenizerPool` keeps them off 
 
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from itertools import groupby
 
 import msgspec
 import tokenizers
@@ -93,19 +94,12 @@ class Tokenizer:
     def encode_alone(self, parts: Sequence[Piece]) -> list[int]:
         """Ids of one prompt, text by text."""
         ids: list[int] = []
-        run = ""
-        for part in parts:
-            if isinstance(part, str):
-                run += part
-                continue
-            if run:
-                ids += self._encode_run(run, ids)
-                run = ""
-            ids.append(part)
-        return ids + self._encode_run(run, ids) if run else ids
-
-    def _encode_run(self, text: str, before: list[int]) -> list[int]:
-        return _encode(self._following if before else self._opening, [text])[0]
+        for kind, run in groupby(parts, type):
+            if kind is int:
+                ids.extend(run)
+            elif text := "".join(run):
+                ids += _encode(self._following if ids else self._opening, [text])[0]
+        return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids` without control tokens; what a `Detokenizer` gives in parts."""
@@ -122,6 +116,11 @@ class Tokenizer:
             for name, ids in zip(names, _encode(encoder, names), strict=True):
                 if not forbidden.isdisjoint(ids):
                     raise InvalidModel(f"Text that contains {name!r} would be encoded as a special token.")
+
+
+def num_chars(parts: Sequence[Piece]) -> int:
+    """Of all texts among them."""
+    return sum([len(part) for kind, run in groupby(parts, type) if kind is str for part in run])
 
 
 def _join_texts(parts: Sequence[Piece]) -> list[Piece]:
