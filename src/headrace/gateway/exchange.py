@@ -3,7 +3,7 @@ every answer carries; what is asked and answered is an endpoint's matter.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -39,14 +39,14 @@ _EVENTS = [
     (b"x-accel-buffering", b"no"),
 ]
 # Server-Timing takes no colon in a name.
-_METRIC_NAMES: dict[str, str] = {stage: stage.value.replace(":", "-") for stage in Stage}
+_METRICS: dict[str, str] = {stage: stage.value.replace(":", "-") + ";dur=%.3f" for stage in Stage}
 _ON_DISCONNECT = "x-headrace-on-disconnect"
 _GRACES = {"cancel": 0.0, "finish": float("inf")}
 
 
-def server_timing(spent: Iterable[tuple[str, float]]) -> str:
+def server_timing(spent: Mapping[str, float] | Mapping[Stage, float]) -> str:
     """The stages that are over, in milliseconds."""
-    return ", ".join([f"{_METRIC_NAMES[stage]};dur={seconds * 1e3:.3f}" for stage, seconds in spent])
+    return ", ".join(map(_METRICS.__getitem__, spent)) % tuple([seconds * 1e3 for seconds in spent.values()])
 
 
 class Exchange:
@@ -302,12 +302,12 @@ class Exchange:
             headers.append(_CLOSE)
         return headers
 
-    def _spent(self) -> Iterable[tuple[str, float]]:
+    def _spent(self) -> Mapping[str, float] | Mapping[Stage, float]:
         """As its ending says, if it was cut off: the clock has all of its stay as transfer until workers have said more."""
         ending = self._streamed.ending if self._streamed is not None else None
         if ending is not None and ending.failure is not None and ending.stages:
-            return ending.stages.items()
-        return self.stages.seconds.items()
+            return ending.stages
+        return self.stages.seconds
 
     def _peer(self) -> Peer:
         return Peer(self._receive, self.context.clock, self._scope.get("state", {}).get("watch"))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from itertools import compress
 
 from msgspec.structs import astuple
 
@@ -223,8 +224,7 @@ class Life:
                 seconds = self.seconds
             else:
                 spread(seconds, waits, now_s - self.submitted_s)
-        told = {_NAMES[stage]: spent for stage, spent in seconds.items()}
-        self.stream.end(Ending(self.usage(), failure, told), age_s=self.age_s(now_s))
+        self.stream.end(Ending(self.usage(), failure, _by_name(seconds)), age_s=self.age_s(now_s))
 
     @property
     def seconds(self) -> dict[Stage, float]:
@@ -271,7 +271,7 @@ class Life:
             tenant=self.caller.tenant,
             model=self.model.name,
             replica=self.replica,
-            stages={_NAMES[stage]: spent for stage, spent in seconds.items()},
+            stages=_by_name(seconds),
             wall_s=sum(seconds.values()),
             usage=self.usage() if ending is None else ending.usage,  # as it was told
             finish=tuple([voice.finish or "error" for voice in self.voices]),
@@ -291,6 +291,10 @@ def numerics_of(card: WorkerCard) -> str:
     return card.fingerprint or card.version
 
 
+def _by_name(seconds: dict[Stage, float]) -> dict[str, float]:
+    return dict(zip(map(_NAMES.__getitem__, seconds), seconds.values(), strict=True))
+
+
 def spread(seconds: dict[Stage, float], waits: Waits, interval_s: float) -> None:
     """Move what the engine accounts for from TRANSFER, which had all of the interval that a worker had it, to where it
     belongs."""
@@ -299,7 +303,8 @@ def spread(seconds: dict[Stage, float], waits: Waits, interval_s: float) -> None
     # Two clocks: a stay that seems longer than the interval it lies in is the interval.
     most_s = min(interval_s, seconds.get(Stage.TRANSFER, 0.0))
     scale = min(1.0, most_s / stay_s) if stay_s > 0.0 else 0.0
-    for stage, spent_s in zip(_WAITS, parts, strict=True):
+    # Most are nothing.
+    for stage, spent_s in compress(zip(_WAITS, parts, strict=True), parts):
         if spent_s > 0.0:
             seconds[stage] = seconds.get(stage, 0.0) + spent_s * scale
     seconds[Stage.TRANSFER] = max(0.0, seconds.get(Stage.TRANSFER, 0.0) - stay_s * scale)
