@@ -5,10 +5,12 @@ looked through together: what a client could have put into one cannot end its li
 """
 
 from collections.abc import MutableMapping
+from itertools import chain
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+_LINE = b"%b: %b\r\n"
 _LINE_END = b"\r\n"
 # All but control characters; a tab may be in a value.
 _PLAIN = bytes({9, *range(32, 127), *range(128, 256)})
@@ -66,8 +68,8 @@ class Cycle(RequestResponseCycle):
             self.keep_alive = False
         elif not self.keep_alive:
             headers = [*headers, (b"connection", b"close")]
-        lines = [b"%b: %b\r\n" % header for header in (*self.default_headers, *headers)]
-        head = b"%b%b\r\n" % (STATUS_LINE[status], b"".join(lines))
+        lines = (*self.default_headers, *headers)
+        head = STATUS_LINE[status] + (_LINE * len(lines)) % tuple(chain.from_iterable(lines)) + _LINE_END
         if head.translate(None, _PLAIN) != _LINE_END * (len(lines) + 2):
             raise RuntimeError("a header of an answer holds a control character")
         return head
