@@ -4,7 +4,9 @@ Null is a field that was not given. Everything else that is of the wrong type or
 decoded; what is left to check here is what bounds cannot say.
 """
 
-from operator import attrgetter
+from functools import partial
+from itertools import compress
+from operator import attrgetter, is_not
 from typing import Any
 
 from msgspec import Struct
@@ -58,6 +60,7 @@ _FIELDS = {
     "n": "n",
 }
 _values = attrgetter(*_FIELDS.values())
+_is_given = partial(is_not, None)
 
 
 class StreamOptions(Struct, frozen=True):
@@ -103,7 +106,8 @@ class GenerationFields(ShapeFields, frozen=True, kw_only=True):
 
 def sampling_fields(body: GenerationFields) -> dict[str, Any]:
     """The fields of an Ask that sampling needs, where they were given."""
-    given = {name: value for name, value in zip(_FIELDS, _values(body), strict=True) if value is not None}
+    values = _values(body)
+    given: dict[str, Any] = dict(compress(zip(_FIELDS, values, strict=True), map(_is_given, values)))
     for name, value in given.items():
         if type(value) is float:
             check_float(value, name)
