@@ -232,7 +232,7 @@ class SocketLink(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._is_flush_due = False
-        if not self._is_paused:
+        if (self._batch or self._queue) and not self._is_paused:
             self._write(everything=False)
 
     def _write(self, *, everything: bool) -> None:
@@ -240,12 +240,12 @@ class SocketLink(asyncio.Protocol):
             return
         with self._lock:
             self._close_batch()
-            while self._queue and (everything or not self._is_paused):
-                part = self._queue[0][:_CHUNK_BYTES]
-                if len(part) == len(self._queue[0]):
-                    self._queue.popleft()
-                else:
-                    self._queue[0] = self._queue[0][_CHUNK_BYTES:]
+            queue = self._queue
+            while queue and (everything or not self._is_paused):
+                part = queue.popleft()
+                if len(part) > _CHUNK_BYTES:
+                    queue.appendleft(part[_CHUNK_BYTES:])
+                    part = part[:_CHUNK_BYTES]
                 self._unsent_bytes -= len(part)
                 self._transport.write(part)
 
