@@ -7,6 +7,8 @@ sends as Host and Origin.
 import ipaddress
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from operator import methodcaller
 
 from headrace.accounts.keys import MAX_KEY_BYTES, KeyRing
 from headrace.core.caller import Caller
@@ -21,11 +23,13 @@ _SINGLE = frozenset(
     {b"authorization", b"x-api-key", b"host", b"content-length", b"content-type", b"origin", b"content-encoding"}
 )
 _MAX_KNOWN_HOSTS = 1000
+_decoded = methodcaller("decode", "latin-1")
 
 
 def plain_headers(raw: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
     """By lower-case name. InvalidInput where one that must be alone is not."""
-    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in raw}
+    texts = map(_decoded, chain.from_iterable(raw))
+    headers = dict(zip(texts, texts, strict=True))  # of each pair the name, and then the value
     return headers if len(headers) == len(raw) else _joined(raw)
 
 
