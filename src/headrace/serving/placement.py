@@ -17,7 +17,7 @@ from headrace.core.messages import WorkerCard
 from headrace.core.ports import Clock
 from headrace.core.request import Request, SamplingParams
 from headrace.core.stages import Stage
-from headrace.router.pick import DOWN, pick, score
+from headrace.router.pick import pick, score
 from headrace.serving.life import Life, numerics_of
 from headrace.serving.lives import Lives
 from headrace.serving.quarantine import Quarantine
@@ -73,18 +73,17 @@ class Placement:
         """The best that is ready now and can go on with a life: once that has spoken, one that computes the same
         numbers."""
         has_spoken = life.has_spoken
-        replicas = self._replicas.of(life.model.name)
-        chosen = pick(
-            [
-                score(replica.queued_s, replica.load.waiting + replica.load.running)
-                if replica.is_ready
-                and replica.name not in avoided
-                and not (has_spoken and replica.card is not None and numerics_of(replica.card) != life.numerics)
-                else DOWN
-                for replica in replicas
-            ]
-        )
-        return None if chosen is None else replicas[chosen]
+        able = [
+            replica
+            for replica in self._replicas.of(life.model.name)
+            if replica.is_ready
+            and replica.name not in avoided
+            and not (has_spoken and replica.card is not None and numerics_of(replica.card) != life.numerics)
+        ]
+        if len(able) == 1:
+            return able[0]
+        chosen = pick([score(replica.queued_s, replica.load.waiting + replica.load.running) for replica in able])
+        return None if chosen is None else able[chosen]
 
     def replay(self, life: Life, voices: Sequence[Voice], replica: ReplicaEnd) -> None:
         """Let voices go on there, after what they have heard. Raises where they cannot; then they are as they were."""
