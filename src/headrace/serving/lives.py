@@ -84,21 +84,22 @@ class Lives:
     def submit(self, replica: ReplicaEnd, parts: Sequence[tuple[Sequence[Voice], Request]]) -> None:
         """Voices of one life, as one: each part's share a request, in the order of their choices. Those that another
         worker has leave it. Raises what the replica does; then the voices are as they were."""
-        made = []
+        made: list[SubmitPart] = []
+        named: dict[int, Voice] = {}
         for voices, request in parts:
-            grammar = voices[0].prepared.grammar
+            first = voices[0]
+            grammar, life = first.prepared.grammar, first.life
             text = None if grammar is None else GrammarText(grammar.kind, grammar.source)
-            keys = tuple([next(self._keys) for _ in voices])
-            life = voices[0].life
-            made.append(SubmitPart(keys, request, text, voices[0].number, life.stream.is_kept, life.kills > 0))
+            keys = tuple(itertools.islice(self._keys, len(voices)))
+            made.append(SubmitPart(keys, request, text, first.number, life.stream.is_kept, life.kills > 0))
+            named.update(zip(keys, voices, strict=True))
         replica.submit(*made)
         now_s = self._clock.now_s()
-        for part, (voices, _) in zip(made, parts, strict=True):
-            for key, voice in zip(part.keys, voices, strict=True):
-                if self._voices.pop(voice.key, None) is not None:
-                    voice.abort()
-                self._voices[key] = voice
-                voice.submitted(replica, key, now_s)
+        for key, voice in named.items():
+            if self._voices.pop(voice.key, None) is not None:
+                voice.abort()
+            self._voices[key] = voice
+            voice.submitted(replica, key, now_s)
 
     def attach(self, replica: ReplicaEnd, voice: Voice) -> None:
         """Ask a worker for what it has of it, from the first token on that was not heard. Raises Refused; then the
