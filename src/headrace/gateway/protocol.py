@@ -138,9 +138,11 @@ class FencedProtocol(HttpToolsProtocol):
                 self.transport.abort()
             return
         self._feed(data)
+        if not (self._is_begun or self._wire_bytes):
+            return  # what came was whole, as most requests are
         if self._is_over or self.transport.is_closing():
             return
-        # Most requests come whole: only what is still to come needs a timer.
+        # Only what is still to come needs a timer.
         if self._is_begun and self._deadline is None:
             self._arm()
         if self._in_head:
