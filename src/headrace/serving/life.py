@@ -8,7 +8,7 @@ from msgspec.structs import astuple
 
 from headrace.core.caller import Caller
 from headrace.core.errors import HeadraceError
-from headrace.core.event import Counters, Waits
+from headrace.core.event import Waits
 from headrace.core.messages import WorkerCard
 from headrace.core.stages import Stage, StageClock
 from headrace.serving.explanation import Explanation
@@ -265,7 +265,6 @@ class Life:
     def explain(self, seconds: dict[Stage, float]) -> Explanation:
         ends = [voice.end for voice in self.voices if voice.end is not None]
         ending = self.stream.ending
-        counters = [end.counters for end in ends] or [Counters()]
         return Explanation(
             request_id=self.stream.id,
             tenant=self.caller.tenant,
@@ -278,8 +277,8 @@ class Life:
             ttft_s=None if self.first_s is None else self.age_s(self.first_s),
             itl_s=self.itl_s,
             preemptions=sum([end.preemptions for end in ends]),
-            recomputed_tokens=sum([each.recomputed for each in counters]),
-            overrun_tokens=sum([each.overrun for each in counters]),
+            recomputed_tokens=sum([end.counters.recomputed for end in ends]),
+            overrun_tokens=sum([end.counters.overrun for end in ends]),
             attempts=self.attempts,
             replayed_tokens=self.replayed_tokens,
             error=None if self.failure is None else self.failure.code,
