@@ -53,7 +53,7 @@ class Detokenizer:
     def finish(self) -> str:
         """What is left of a character that was never completed."""
         if self._is_byte_level:
-            return self._utf8.decode(b"", final=True)
+            return self._utf8.decode(b"", final=True) if self._utf8.getstate()[0] else ""
         text = self._give_up()
         self._strips = self._strips and not text
         return text

@@ -148,8 +148,7 @@ class ChatDialect(Enveloped, frozen=True):
         calls = _whole_calls(deltas) if deltas else []
         if finish == "tool_calls" and not calls:
             finish = "stop"
-        before = parts[0].offset if parts else 0
-        text = wants.opening + _with_broken("".join(texts), before, deltas)
+        text = wants.opening + (_with_broken("".join(texts), parts[0].offset, deltas) if deltas else "".join(texts))
         content = None if calls and not text else text
         if wants.legacy_calls:
             message = MessageReply(content=content, function_call=calls[0].function if calls else UNSET)

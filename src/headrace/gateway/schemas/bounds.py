@@ -87,8 +87,7 @@ def check_values(data: bytes) -> None:
 
 def check_float(value: float, param: str) -> None:
     """Refuse what lies in the range and is no number to compute with: -0.0, and what single precision has not."""
-    is_negative_zero = value == 0.0 and math.copysign(1.0, value) < 0.0
-    if is_negative_zero or 0.0 < abs(value) < LEAST_FLOAT:
+    if abs(value) < LEAST_FLOAT and (value or math.copysign(1.0, value) < 0.0):
         raise InvalidInput(f"{param} must be zero or at least {LEAST_FLOAT:.3g} in size", param=param)
 
 
