@@ -9,6 +9,7 @@ Knows no route and no key. What it refuses it answers in the shape of the catalo
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from operator import methodcaller
 from time import monotonic
 from typing import Any, NoReturn
 
@@ -39,6 +40,7 @@ _LINGER_BYTES = 16 << 20
 _MIN_TAKEN_BYTES = 64 << 10
 # What an offer of HTTP/2 puts beside `upgrade` into Connection; both are between this connection's ends.
 _OFFERS = frozenset({b"upgrade", b"http2-settings"})
+_without_blanks = methodcaller("rstrip", b" \t")
 
 
 class FencedProtocol(HttpToolsProtocol):
@@ -78,8 +80,8 @@ class FencedProtocol(HttpToolsProtocol):
         self._unsent_s: float | None = None
         self._goal_bytes = 0
         self._began_s = 0.0
-        self._num_headers = 0
-        self._header_bytes = 0
+        # Names and values of its headers in turn, and then those of its trailers, as they came.
+        self._fields: list[bytes] = []
         self._wire_bytes = 0
         self._num_chunks = 0
         self._body_bytes = 0
@@ -212,27 +214,31 @@ class FencedProtocol(HttpToolsProtocol):
         self._limits = self._context.config
         self._in_head = self._is_begun = True
         self._has_cycle = False
-        self._num_headers = self._header_bytes = self._num_chunks = self._body_bytes = 0
+        self._num_chunks = self._body_bytes = 0
         self._began_s = monotonic()
         self.url = b""
         self.headers = []
+        self._fields = []
 
     def on_url(self, url: bytes) -> None:
         self.url += url
-        self._header_bytes += len(url)
-        if self._header_bytes > self._limits.max_header_bytes:
+        if len(self.url) > self._limits.max_header_bytes:
             self._refuse_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._num_headers += 1
-        self._header_bytes += len(name) + len(value) + 4
-        limits = self._limits
-        if self._header_bytes > limits.max_header_bytes or self._num_headers > limits.max_headers:
+        fields = self._fields
+        fields += (name, value)
+        if len(fields) > 2 * self._limits.max_headers:
             self._refuse_head()
         # Trailers come after the body: they are counted and dropped.
-        if self._in_head:
-            # The parser leaves blanks behind a value, which are no part of it (RFC 9112, 5.1).
-            self.headers.append((name.lower(), value.rstrip(b" \t")))
+        if not self._in_head:
+            self._check_size()
+
+    def _check_size(self) -> None:
+        """Of a line and its fields, each of which has four bytes around its name and its value."""
+        fields = self._fields
+        if len(self.url) + sum(map(len, fields)) + 2 * len(fields) > self._limits.max_header_bytes:
+            self._refuse_head()
 
     def _refuse_head(self) -> NoReturn:
         self._refusal = _headers_too_large(self._limits)
@@ -240,7 +246,10 @@ class FencedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        parser = self.parser
+        self._check_size()
+        fields, parser = self._fields, self.parser
+        # The parser leaves blanks behind a value, which are no part of it (RFC 9112, 5.1).
+        self.headers = list(zip(map(bytes.lower, fields[::2]), map(_without_blanks, fields[1::2]), strict=True))
         version, found = parser.get_http_version(), dict(self.headers)
         if (b"host" not in found and version == "1.1") or (
             b"transfer-encoding" in found and not _is_chunked(self.headers)
@@ -327,7 +336,7 @@ class FencedProtocol(HttpToolsProtocol):
         if not cycle.response_complete:
             cycle.more_body = False
             cycle.message_event.set()
-        self.headers = []
+        self.headers, self._fields = [], []
         self._in_head, self._is_begun, self._has_cycle = True, False, False
         self._wire_bytes = 0
         self._disarm()
