@@ -40,13 +40,14 @@ _EVENTS = [
 ]
 # Server-Timing takes no colon in a name.
 _METRICS: dict[str, str] = {stage: stage.value.replace(":", "-") + ";dur=%.3f" for stage in Stage}
+_MS_PER_S = 1e3
 _ON_DISCONNECT = "x-headrace-on-disconnect"
 _GRACES = {"cancel": 0.0, "finish": float("inf")}
 
 
 def server_timing(spent: Mapping[str, float] | Mapping[Stage, float]) -> str:
     """The stages that are over, in milliseconds."""
-    return ", ".join(map(_METRICS.__getitem__, spent)) % tuple([seconds * 1e3 for seconds in spent.values()])
+    return ", ".join(map(_METRICS.__getitem__, spent)) % tuple(map(_MS_PER_S.__mul__, spent.values()))
 
 
 class Exchange:
