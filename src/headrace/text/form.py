@@ -102,14 +102,12 @@ def contents_of(messages: Sequence[Mapping[str, Any]]) -> list[str] | None:
     if len(messages) > MAX_MESSAGES:
         return None
     contents: list[str] = []
-    num_chars = 0
     for message in messages:
         text = text_of(message)
         if not text or text.isspace():
             return None
         contents.append(text)
-        num_chars += len(text)
-    return None if num_chars > MAX_CHARS else contents
+    return None if sum(map(len, contents)) > MAX_CHARS else contents
 
 
 def text_of(message: Mapping[str, Any]) -> str | None:
