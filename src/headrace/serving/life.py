@@ -194,11 +194,12 @@ class Life:
 
     def usage(self) -> Usage:
         """Up to now. A prompt counts once, however many choices it has."""
-        return Usage(
-            self.num_prompt_tokens,
-            sum([voice.cached_tokens for voice in self.voices if voice.choice_of_ask == 0]),
-            sum([voice.used_tokens for voice in self.voices]),
-        )
+        cached_tokens = used_tokens = 0
+        for voice in self.voices:
+            used_tokens += voice.used_tokens
+            if voice.choice_of_ask == 0:
+                cached_tokens += voice.cached_tokens
+        return Usage(self.num_prompt_tokens, cached_tokens, used_tokens)
 
     def close(self, waits: Waits | None, arrival_s: float) -> None:
         """The last choice ended; `waits` is where its time in the engine went. The rest of it was transfer."""

@@ -5,9 +5,10 @@ writes `<|im_end|>` gets the characters; `int` is the id of a special token that
 Calls here block and are safe from many threads; `TokenizerPool` keeps them off a loop.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from itertools import groupby
+from typing import Any
 
 import msgspec
 import tokenizers
@@ -94,7 +95,7 @@ class Tokenizer:
     def encode_alone(self, parts: Sequence[Piece]) -> list[int]:
         """Ids of one prompt, text by text."""
         ids: list[int] = []
-        for kind, run in groupby(parts, type):
+        for kind, run in _runs(parts):
             if kind is int:
                 ids.extend(run)
             elif text := "".join(run):
@@ -120,7 +121,12 @@ class Tokenizer:
 
 def num_chars(parts: Sequence[Piece]) -> int:
     """Of all texts among them."""
-    return sum([len(part) for kind, run in groupby(parts, type) if kind is str for part in run])
+    return sum([len(part) for kind, run in _runs(parts) if kind is str for part in run])
+
+
+def _runs(parts: Sequence[Piece]) -> Iterator[tuple[type, Iterator[Any]]]:
+    """Neighbours of a kind together."""
+    return groupby(parts, type)
 
 
 def _join_texts(parts: Sequence[Piece]) -> list[Piece]:
