@@ -8,7 +8,7 @@ Bytes that are no UTF-8 become U+FFFD: in byte-level vocabularies one per longes
 character, as in every UTF-8 decoder; in SentencePiece ones one per byte, as in SentencePiece.
 """
 
-from codecs import getincrementaldecoder
+from codecs import IncrementalDecoder, getincrementaldecoder
 from collections.abc import Iterable
 
 from headrace.core.errors import InvalidModel
@@ -31,7 +31,8 @@ class Detokenizer:
         self._is_byte_level = table.spelling is Spelling.BYTE_LEVEL
         # Characters of each id, where nothing but an unfinished one before it could change them.
         self._whole = table.whole if self._is_byte_level and not self._strips and not self._show else None
-        self._utf8 = _Utf8Decoder("replace")
+        # Made for the first id that is more, or less, than whole characters.
+        self._utf8: IncrementalDecoder | None = None
         self._held = bytearray()
 
     def push(self, ids: Iterable[int]) -> str:
@@ -44,8 +45,9 @@ class Detokenizer:
 
     def push_one(self, token: int) -> str:
         """`push` of a single id; most ids of most streams come one by one."""
-        if self._whole is not None and not self._utf8.getstate()[0] and 0 <= token < len(self._whole):
-            text = self._whole[token]
+        whole, utf8 = self._whole, self._utf8
+        if whole is not None and 0 <= token < len(whole) and (utf8 is None or not utf8.getstate()[0]):
+            text = whole[token]
             if text is not None:
                 return text
         return self.push((token,))
@@ -53,12 +55,14 @@ class Detokenizer:
     def finish(self) -> str:
         """What is left of a character that was never completed."""
         if self._is_byte_level:
-            return self._utf8.decode(b"", final=True) if self._utf8.getstate()[0] else ""
+            return "" if self._utf8 is None else self._utf8.decode(b"", final=True)
         text = self._give_up()
         self._strips = self._strips and not text
         return text
 
     def _decode(self, ids: Iterable[int]) -> str:
+        if self._utf8 is None:
+            self._utf8 = _Utf8Decoder("replace")
         return self._utf8.decode(b"".join([self._bytes(token) for token in ids]))
 
     def _bytes(self, token: int) -> bytes:
