@@ -137,7 +137,9 @@ class ChatDialect(Enveloped, frozen=True):
 
     def _choice(self, index: int, parts: Sequence[Part]) -> ChatChoice:
         wants = self.wants
-        finish, texts, deltas = "error", list[str](), list[CallDelta]()
+        finish = "error"
+        texts: list[str] = []
+        deltas: list[CallDelta] = []
         for part in parts:
             texts.append(part.text)
             deltas += part.calls
