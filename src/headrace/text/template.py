@@ -158,10 +158,11 @@ def _prepare(message: Mapping[str, Any], where: str, content: str, developer: st
     if role == "developer":
         prepared["role"] = developer
     prepared["content"] = _content(prepared.get("content"), where, content)
-    if prepared.get("tool_calls") is None:
-        prepared.pop("tool_calls", None)
-    else:
-        prepared["tool_calls"] = _tool_calls(prepared["tool_calls"], f"{where}.tool_calls")
+    if "tool_calls" in prepared:
+        if prepared["tool_calls"] is None:
+            del prepared["tool_calls"]
+        else:
+            prepared["tool_calls"] = _tool_calls(prepared["tool_calls"], f"{where}.tool_calls")
     return prepared
 
 
