@@ -170,9 +170,9 @@ class Life:
 
     def admit(self) -> None:
         """Whoever opens it need not wait any longer: its stream tells what becomes of it."""
-        if self._admission is not None and not self._admission.done():
-            self._admission.set_result(None)
-        self._admission = None
+        admission, self._admission = self._admission, None
+        if admission is not None and not admission.done():
+            admission.set_result(None)
 
     def refuse(self, error: HeadraceError) -> bool:
         """Not accepted. False: nobody waits for that any more."""
@@ -301,10 +301,11 @@ def spread(seconds: dict[Stage, float], waits: Waits, interval_s: float) -> None
     parts = astuple(waits)
     stay_s: float = sum(parts)
     # Two clocks: a stay that seems longer than the interval it lies in is the interval.
-    most_s = min(interval_s, seconds.get(Stage.TRANSFER, 0.0))
+    transfer_s = seconds.get(Stage.TRANSFER, 0.0)
+    most_s = min(interval_s, transfer_s)
     scale = min(1.0, most_s / stay_s) if stay_s > 0.0 else 0.0
     # Most are nothing.
     for stage, spent_s in compress(zip(_WAITS, parts, strict=True), parts):
         if spent_s > 0.0:
             seconds[stage] = seconds.get(stage, 0.0) + spent_s * scale
-    seconds[Stage.TRANSFER] = max(0.0, seconds.get(Stage.TRANSFER, 0.0) - stay_s * scale)
+    seconds[Stage.TRANSFER] = max(0.0, transfer_s - stay_s * scale)
