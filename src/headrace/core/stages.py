@@ -3,6 +3,7 @@
 At each instant exactly one stage owns a request, so the stages sum to wall time.
 """
 
+from collections import defaultdict
 from enum import StrEnum
 
 
@@ -40,16 +41,16 @@ class StageClock:
     def __init__(self, stage: Stage, now_s: float) -> None:
         self._stage = stage
         self._since_s = now_s
-        self.seconds: dict[Stage, float] = {}
+        self.seconds: dict[Stage, float] = defaultdict(float)
 
     def enter(self, stage: Stage, now_s: float) -> None:
         """The present stage ends and `stage` begins at `now_s`; a clock that went back counts as still."""
-        seconds, since_s = self.seconds, self._since_s
-        if now_s > since_s:
-            seconds[self._stage] = seconds.get(self._stage, 0.0) + now_s - since_s
+        spent_s = now_s - self._since_s
+        if spent_s > 0.0:
             self._since_s = now_s
         else:
-            seconds.setdefault(self._stage, 0.0)
+            spent_s = 0.0
+        self.seconds[self._stage] += spent_s
         self._stage = stage
 
     def close(self, now_s: float) -> dict[Stage, float]:
