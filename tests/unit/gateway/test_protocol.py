@@ -23,6 +23,7 @@ HEAD = (
     b"POST /whole HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %s\r\ncontent-type: application/json\r\n"
     % KEY.encode()
 )
+TRAILED = HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
 
 
 async def told(live: Live, *parts: bytes) -> tuple[int, bytes]:
@@ -62,6 +63,8 @@ async def is_answered(live: Live) -> bool:
         pytest.param(HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400, id="bad chunk size"),
         pytest.param(HEAD + b"transfer-encoding: chunked\r\n\r\nffffffffffffffffff\r\n", 400, id="huge chunk size"),
         pytest.param(HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 500_000, 400, id="1-byte chunks"),
+        pytest.param(TRAILED + b"x: " + b"a" * 100_000 + b"\r\n\r\n", 431, id="long trailer"),
+        pytest.param(TRAILED + b"a: b\r\n" * 1000 + b"\r\n", 431, id="1k trailers"),
         pytest.param(b"\x16\x03\x01\x02\x00garbage\r\n\r\n", 400, id="not HTTP"),
         pytest.param(b"BREW /live HTTP/1.1\r\nhost: localhost\r\n\r\n", 400, id="no such method"),
         pytest.param(b"GET http://localhost HTTP/1.1\r\nhost: localhost\r\n\r\n", 400, id="no path"),
