@@ -151,7 +151,8 @@ class FencedProtocol(HttpToolsProtocol):
             # Empty lines before a request begin none, and have its time all the same.
             if self._deadline is None and self._wire_bytes and not self._is_answering_another():
                 self._arm()
-            if self._wire_bytes > self._limits.max_header_bytes:
+            # What came with the end of another request is not counted as it came.
+            if self._wire_bytes > self._limits.max_header_bytes or (self._is_begun and self._is_too_long):
                 self._refuse(_headers_too_large(self._limits))
         elif self._wire_bytes > 2 * self._limits.max_body_bytes + _SLACK_BYTES:
             self._refuse(TooLarge("The body is too long."))
@@ -235,10 +236,14 @@ class FencedProtocol(HttpToolsProtocol):
             self._check_size()
 
     def _check_size(self) -> None:
-        """Of a line and its fields, each of which has four bytes around its name and its value."""
-        fields = self._fields
-        if len(self.url) + sum(map(len, fields)) + 2 * len(fields) > self._limits.max_header_bytes:
+        if self._is_too_long:
             self._refuse_head()
+
+    @property
+    def _is_too_long(self) -> bool:
+        """The line and its fields, each of which has four bytes around its name and its value."""
+        fields = self._fields
+        return len(self.url) + sum(map(len, fields)) + 2 * len(fields) > self._limits.max_header_bytes
 
     def _refuse_head(self) -> NoReturn:
         self._refusal = _headers_too_large(self._limits)

@@ -86,6 +86,20 @@ def test_what_is_not_a_request_is_refused_and_closed(request_bytes: bytes, statu
     play(story())
 
 
+def test_a_long_head_right_behind_another_request_is_refused_before_it_ends() -> None:
+    async def story() -> None:
+        async with running(gateway()) as live:
+            wire = await live.connect()
+            begun = b"GET /live HTTP/1.1\r\nhost: localhost\r\n" + b"".join(
+                b"x%d: %b\r\n" % (i, b"a" * 600) for i in range(80)
+            )
+            await wire.send(GOOD + begun)
+            rest = await wire.rest()
+            assert rest.startswith(b"HTTP/1.1 200") and b"HTTP/1.1 431" in rest
+
+    play(story())
+
+
 def test_who_is_slow_to_send_what_is_refused_hears_why_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.gateway.protocol._LINGER_S", 2.0)
 
