@@ -57,7 +57,7 @@ class StepBudget(Struct, eq=False):
         if room <= 0:
             return 0
         spare_s = min(self.target_s, target_s or self.target_s) - self.predicted_s
-        if room == pending and self.model.chunk_s(start, pending) <= spare_s:
+        if room == pending and spare_s > 0.0 and self.model.chunk_s(start, pending) <= spare_s:
             return pending
         count = min(room, self.model.chunk_for(start, spare_s))
         least = min(room, -(-self.grain // self.multiple) * self.multiple)

@@ -45,6 +45,12 @@ def test_a_chunk_is_bounded_by_time_by_tokens_and_by_what_is_left() -> None:
     assert budget().chunk(0, 0) == 0
 
 
+def test_what_costs_nothing_is_not_added_to_a_step_that_is_full() -> None:
+    free = CostModel(CostProfile(c0_s=10e-3, c_in_s=0.0, c_out_s=0.0, c_kv_s=0.0, c_att_s=0.0))
+    for predicted_s, count in ((0.09, 500), (0.1, 0)):
+        assert StepBudget(free, 0.1, predicted_s, 1000, grain=8, limit_s=0.5, owed=False).chunk(0, 500) == count
+
+
 def test_what_is_taken_is_gone() -> None:
     left = budget(target_s=0.1, tokens=90)
     assert left.take(0, 60) == pytest.approx(0.06)
