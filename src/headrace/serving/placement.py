@@ -80,8 +80,6 @@ class Placement:
             and replica.name not in avoided
             and not (has_spoken and replica.card is not None and numerics_of(replica.card) != life.numerics)
         ]
-        if len(able) == 1:
-            return able[0]
         chosen = pick([score(replica.queued_s, replica.load.waiting + replica.load.running) for replica in able])
         return None if chosen is None else able[chosen]
 
