@@ -11,6 +11,7 @@ import contextlib
 import httptools
 import msgspec
 import uvloop
+from setproctitle import setproctitle
 
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\n"
 _PIECE = b'data: {"id":"x","object":"chat.completion.chunk","created":0,"model":"m","choices":[{"index":0,"delta":{"content":" word"},"finish_reason":%s}]}\n\n'
@@ -99,5 +100,7 @@ if __name__ == "__main__":
     flags.add_argument("--port", type=int, default=8099)
     flags.add_argument("--gap-ms", type=float, default=0.0, help="between pieces of a stream; 0: all at once")
     given = flags.parse_args()
+    # Results name the processes that they measured, and not where these lie.
+    setproctitle("bare upstream")
     with contextlib.suppress(KeyboardInterrupt):
         uvloop.run(main(given.port, given.gap_ms / 1e3))
